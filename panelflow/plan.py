@@ -1,0 +1,313 @@
+"""Pure arithmetic of a run: rows per chunk and shard, buckets, row ranges of shards, and the memory that all of it takes.
+
+A bucket is a contiguous range of a split's order that one count task sorts. In hash order all dates of a split share a run of
+buckets, cut by the hash; in date order each date has its own run, and small neighbouring dates share one. So one table, date ->
+(first bucket, number of parts), serves both orders, and the hash picks the part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from panelflow.errors import MemoryBudgetError, OptionError
+from panelflow.hashing import Words, fold, hash_entities
+from panelflow.panel import Columns
+from panelflow.splits import Assignment
+
+MiB = 2**20
+CHUNK_BYTES = 2 * MiB
+BASE_BYTES = 256 * MiB
+"""What a worker process holds before any row: Python, Dask, Arrow, pandas."""
+_BUCKETS_PER_SHARD = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows and bytes of chunks and shards, the same for every array of every split.
+
+    Attributes
+    ----------
+    dtype
+        Type of features, targets and weight.
+    chunk_rows
+        Rows of an inner chunk, a power of two.
+    shard_rows
+        Rows of a shard, a multiple of ``chunk_rows``.
+    """
+
+    num_features: int
+    num_targets: int
+    weighted: bool
+    dtype: str
+    chunk_rows: int
+    shard_rows: int
+
+    @property
+    def width(self) -> int:
+        """Columns of a row block: features, targets, weight."""
+        return self.num_features + self.num_targets + int(self.weighted)
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * np.dtype(self.dtype).itemsize + 12
+
+    @property
+    def bucket_rows(self) -> int:
+        return max(self.shard_rows // _BUCKETS_PER_SHARD, 1)
+
+
+def make_layout(
+    columns: Columns, dtype: str, chunk_rows: int | None, shard_bytes: int, *, max_rows: int | None = None
+) -> Layout:
+    """Choose chunk and shard rows from the width of the panel alone.
+
+    Raises
+    ------
+    OptionError
+        A chunk that is no power of two or does not fit into a shard.
+    """
+    row_bytes = len(columns.features) * np.dtype(dtype).itemsize
+    if chunk_rows is None:
+        chunk_rows = _power_of_two(min(CHUNK_BYTES, shard_bytes) // row_bytes)
+    elif chunk_rows < 1 or chunk_rows & (chunk_rows - 1):
+        raise OptionError(f"chunk_rows is a power of two; chunk_rows={chunk_rows}")
+    chunks = shard_bytes // (row_bytes * chunk_rows)
+    if chunks < 1:
+        raise OptionError(
+            f"A chunk of {chunk_rows:,} rows takes {chunk_rows * row_bytes:,} bytes and does not fit into a shard; "
+            f"shard_bytes={shard_bytes}"
+        )
+    weighted = columns.weight is not None
+    return Layout(len(columns.features), len(columns.targets), weighted, dtype, chunk_rows, chunk_rows * chunks)
+
+
+def _power_of_two(limit: int) -> int:
+    return int(2 ** max(int(limit).bit_length() - 1, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets:
+    """Where each (date, hash) goes.
+
+    Attributes
+    ----------
+    first, parts
+        int32 [num_dates]: first bucket of a date and the number of hash ranges it is cut into.
+    split
+        int16 [num_buckets]: split of each bucket; buckets of one split are neighbours, in the order of its rows.
+    """
+
+    first: npt.NDArray[np.int32]
+    parts: npt.NDArray[np.int32]
+    split: npt.NDArray[np.int16]
+
+    def of(self, date_index: npt.NDArray[Any], hashes: Words) -> npt.NDArray[np.int64]:
+        """Bucket of each row, int64 [rows]: the top half of the hash scales to the parts of the date."""
+        parts = self.parts[date_index].astype(np.uint64)
+        part = ((hashes >> np.uint64(32)) * parts) >> np.uint64(32)
+        return self.first[date_index].astype(np.int64) + part.astype(np.int64)
+
+
+def make_buckets(
+    assignment: Assignment, rows_per_date: npt.NDArray[np.int64], orders: Sequence[str], bucket_rows: int
+) -> Buckets:
+    """Lay out buckets of about ``bucket_rows`` rows; ``orders`` holds ``"hash"`` or ``"date"`` for each split."""
+    first = np.zeros(len(rows_per_date), dtype=np.int32)
+    parts = np.ones(len(rows_per_date), dtype=np.int32)
+    split: list[int] = []
+    for index, order in enumerate(orders):
+        members = np.flatnonzero(assignment.labels == index)
+        if order == "hash":
+            count = max(1, -(-int(rows_per_date[members].sum()) // bucket_rows))
+            first[members], parts[members] = len(split), count
+            split += [index] * count
+            continue
+        fill = bucket_rows
+        for date in members:
+            rows = int(rows_per_date[date])
+            if fill + rows > bucket_rows:
+                parts[date] = max(1, -(-rows // bucket_rows))
+                first[date] = len(split)
+                split += [index] * int(parts[date])
+                fill = bucket_rows if parts[date] > 1 else rows
+            else:
+                first[date] = len(split) - 1
+                fill += rows
+    return Buckets(first, parts, np.array(split, dtype=np.int16))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What happens to rows that cannot be written as they are; see :func:`panelflow.prepare`."""
+
+    duplicates: str
+    missing_target: str
+    infinite: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """All that a task needs to know, sent to each worker once.
+
+    Attributes
+    ----------
+    names
+        Distinct entities, sorted: object (text) or int64 [num_entities].
+    dates
+        Distinct observed dates, ascending, int64 nanoseconds (UTC).
+    orders
+        ``"hash"`` or ``"date"`` for each split.
+    rows_expected
+        Rows on the dates of all splits, before missing targets and duplicates are gone.
+    """
+
+    columns: Columns
+    layout: Layout
+    rules: Rules
+    seed: int
+    names: npt.NDArray[Any]
+    kind: str
+    dates: npt.NDArray[np.int64]
+    zone: str | None
+    assignment: Assignment
+    orders: tuple[str, ...]
+    buckets: Buckets
+    rows_expected: int
+    compression: str | None
+
+    @cached_property
+    def vocabulary(self) -> pd.Index[Any]:
+        """Index that turns names into codes."""
+        return pd.Index(self.names, dtype=self.names.dtype)
+
+    @cached_property
+    def entity_hashes(self) -> Words:
+        return hash_entities(self.names.tolist())
+
+    @cached_property
+    def training(self) -> npt.NDArray[np.bool_]:
+        """Whether each split is for training, bool [num_splits]."""
+        return np.array([name.startswith("train") for name in self.assignment.names])
+
+    def hashes(self, codes: npt.NDArray[Any], date_index: npt.NDArray[Any]) -> Words:
+        """Hash of (seed, entity, date) of each row, uint64 [rows]."""
+        return fold(self.seed, self.entity_hashes[codes], self.dates[date_index])
+
+    def sorted_order(
+        self, split: int, codes: npt.NDArray[np.int32], date_index: npt.NDArray[np.int32], hashes: Words
+    ) -> npt.NDArray[np.intp]:
+        """Order of rows by (position key, hash, date, entity), stable, so that equal keys keep the order of the source."""
+        if self.orders[split] == "date":
+            order = np.lexsort((hashes, date_index))
+        else:
+            order = np.argsort(hashes, kind="stable")
+        ties = (np.diff(hashes[order].view(np.int64)) == 0) & (np.diff(date_index[order]) | np.diff(codes[order]) != 0)
+        if not ties.any():
+            return order
+        keys = (codes, date_index, hashes, date_index) if self.orders[split] == "date" else (codes, date_index, hashes)
+        return np.lexsort(keys)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows ``[start, stop)`` of a split, found in buckets ``[first_bucket, stop_bucket)`` after ``skip`` rows of them."""
+
+    split: int
+    index: int
+    start: int
+    stop: int
+    first_bucket: int
+    stop_bucket: int
+    skip: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+
+def make_shards(buckets: Buckets, rows: npt.NDArray[np.int64], num_splits: int, shard_rows: int) -> list[Shard]:
+    """Cut every split into shards of exactly ``shard_rows`` rows, but for its last.
+
+    Parameters
+    ----------
+    rows
+        int64 [num_buckets]: final rows of each bucket, duplicates gone.
+    """
+    shards = []
+    for split in range(num_splits):
+        members = np.flatnonzero(buckets.split == split)
+        bounds = np.concatenate(([0], np.cumsum(rows[members])))
+        total = int(bounds[-1])
+        for index, start in enumerate(range(0, total, shard_rows)):
+            stop = min(start + shard_rows, total)
+            low = int(np.searchsorted(bounds, start, side="right")) - 1
+            high = int(np.searchsorted(bounds, stop, side="left"))
+            shards.append(
+                Shard(split, index, start, stop, int(members[low]), int(members[high - 1]) + 1, start - int(bounds[low]))
+            )
+    return shards
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that one task of each kind holds at most, and what a worker needs for them."""
+
+    scatter: int
+    count: int
+    gather: int
+    threads: int
+
+    @property
+    def worker(self) -> int:
+        return BASE_BYTES + self.threads * max(self.scatter, self.count, self.gather)
+
+    def as_dict(self) -> Mapping[str, int]:
+        return {"scatter": self.scatter, "count": self.count, "gather": self.gather, "worker": self.worker}
+
+
+KEY_BYTES = 64
+"""Bytes that sorting takes for each row: codes, dates, hash, order and its inverse."""
+
+
+def make_budget(layout: Layout, unit_bytes: int, threads: int) -> Budget:
+    """The memory formula: a unit as Arrow table, row block and grouped copy; a shard twice and the keys around it."""
+    bucket_rows, shard_rows = layout.bucket_rows, layout.shard_rows
+    gather_rows = shard_rows + 2 * bucket_rows
+    return Budget(
+        scatter=3 * unit_bytes,
+        count=2 * bucket_rows * KEY_BYTES,
+        gather=(2 * shard_rows + 2 * bucket_rows) * layout.row_bytes + gather_rows * KEY_BYTES,
+        threads=threads,
+    )
+
+
+def unit_bytes_for(memory_limit: int | None, threads: int) -> int:
+    """Decoded bytes of an input unit that leave room for three copies per thread, between 1 and 64 MiB."""
+    if memory_limit is None:
+        return 64 * MiB
+    room = (int(memory_limit * 0.6) - BASE_BYTES) // (3 * threads)
+    return int(np.clip(room, MiB, 64 * MiB))
+
+
+def check_budget(budget: Budget, memory_limit: int | None) -> None:
+    """Refuse options that do not fit.
+
+    Raises
+    ------
+    MemoryBudgetError
+        With all the numbers and the options that change them.
+    """
+    if memory_limit is not None and budget.worker > memory_limit:
+        parts = ", ".join(f"{name} {size / MiB:,.0f} MiB" for name, size in budget.as_dict().items() if name != "worker")
+        raise MemoryBudgetError(
+            f"A worker needs {budget.worker / MiB:,.0f} MiB ({BASE_BYTES / MiB:,.0f} MiB and {budget.threads} threads at the "
+            f"largest of: {parts}), but it has {memory_limit / MiB:,.0f} MiB. Lower shard_bytes, give a worker fewer threads or "
+            f"more memory, or write the source in smaller row groups; memory_limit={memory_limit}"
+        )

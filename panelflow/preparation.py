@@ -1,0 +1,274 @@
+"""``prepare``: check every option, then turn a panel into a dataset."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from dask.base import tokenize
+from dask.utils import parse_bytes
+from distributed import Client
+
+from panelflow import frames
+from panelflow.cluster import connect, run_tasks, survey
+from panelflow.errors import OptionError
+from panelflow.files import Folder
+from panelflow.panel import ENTITY_FROM_NAME, FileInfo, SourceFile, inspect_file, list_files, select_columns
+from panelflow.plan import Rules, make_layout
+from panelflow.progress import Reporter
+from panelflow.shuffle import Job, shuffle
+from panelflow.splits import DateSplit, is_training
+from panelflow.staging import check_output, stage
+from panelflow.store import Dataset
+
+_CHOICES = {
+    "duplicates": ("error", "first", "last"),
+    "missing_target": ("drop", "error", "keep"),
+    "infinite": ("error", "missing"),
+    "exchange": ("files", "p2p"),
+    "compression": (None, "zstd"),
+    "dtype": ("float16", "float32", "float64"),
+}
+_ORDERS = ("auto", "hash", "date")
+
+
+def prepare(
+    source: Any,
+    output: str | os.PathLike[str],
+    *,
+    entity: str,
+    date: str,
+    features: Sequence[str],
+    targets: Sequence[str],
+    split: DateSplit,
+    horizon: int,
+    weight: str | None = None,
+    embargo: int = 0,
+    seed: int = 0,
+    client: Client | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    duplicates: str = "error",
+    missing_target: str = "drop",
+    infinite: str = "error",
+    row_order: str | Mapping[str, str] = "auto",
+    exchange: str = "files",
+    chunk_rows: int | None = None,
+    shard_bytes: int | str = "64MiB",
+    compression: str | None = None,
+    dtype: str = "float32",
+    overwrite: bool = False,
+    allow_empty: bool = False,
+    workers: int | None = None,
+    threads_per_worker: int = 1,
+    memory_limit: int | str = "auto",
+    storage_options: dict[str, Any] | None = None,
+    output_options: dict[str, Any] | None = None,
+    progress: bool = True,
+) -> Dataset:
+    """Turn a panel into date-split, hash-shuffled Zarr arrays.
+
+    Parameters
+    ----------
+    source
+        A path, glob or list of Parquet or CSV files or directories (hive-partitioned too, local or any fsspec URL), a pandas
+        DataFrame, or a Dask DataFrame. Keys in CSV files and in hive paths are read as text.
+    output
+        Where the dataset appears: a local path or an fsspec URL.
+    entity
+        Column of the instrument (text, integers or categories), or a file name template such as ``"{entity}_data.csv"``.
+    date
+        Column of the date: datetime64 of any unit, date32, ISO text, or yyyymmdd. It may carry a time of day and a zone.
+    features, targets
+        Column names or glob patterns, which expand to sorted names and never take keys, targets or weight.
+    split
+        Named, disjoint, half-open date ranges.
+    horizon
+        Number of observed dates after which a label is known. A date of a training split goes where its label window
+        [date, date + horizon] meets that of an evaluation split; between two evaluation splits the earlier one loses it.
+    weight
+        Column of sample weights, finite and >= 0.
+    embargo
+        Further observed dates that training loses after an evaluation range.
+    seed
+        Any integer; another seed gives another order of rows.
+    client
+        A Dask client, left as it is found; by default the current one, else a local cluster for this call.
+    scratch
+        Folder for scratch files that all workers see; beside the output by default. Holds about the bytes of the output.
+    duplicates
+        ``"error"``, or keep the ``"first"`` or ``"last"`` row of a key in canonical order (sorted path, then row).
+    missing_target
+        ``"drop"`` and count, ``"error"``, or ``"keep"`` such rows in evaluation splits, where metrics skip them.
+    infinite
+        ``"error"``, or turn infinite features to ``"missing"`` and count them.
+    row_order
+        ``"auto"`` (training by hash, evaluation by date), ``"hash"`` or ``"date"``, for all splits or by name.
+    exchange
+        ``"files"``, or ``"p2p"`` for Dask's own shuffle; the result is the same.
+    chunk_rows
+        Rows of an inner chunk, a power of two; by default 1 to 2 MiB of features.
+    shard_bytes
+        Bytes of a shard of features, as a number or text such as ``"64MiB"``.
+    compression
+        ``None`` or ``"zstd"``.
+    dtype
+        ``"float32"``, ``"float16"`` or ``"float64"`` of features, targets and weight. A value that overflows is refused.
+    overwrite
+        Replace a dataset, in one step once the new one is whole.
+    allow_empty
+        Accept splits without rows.
+    workers, threads_per_worker, memory_limit
+        Of the local cluster, where one is started; as in :class:`distributed.LocalCluster`.
+    storage_options, output_options
+        fsspec options of the source and of the output.
+    progress
+        Report progress on standard error.
+
+    Returns
+    -------
+    Dataset
+        The committed dataset.
+
+    Raises
+    ------
+    OptionError
+        An argument is wrong, or the workers have too little memory (:class:`MemoryBudgetError`).
+    PanelError
+        The source is at fault; names file, column, value and remedy. Nothing is left behind.
+    DatasetExistsError, DatasetBusyError
+        The output is taken.
+    StorageError, WorkerError
+        A disk or the cluster failed; finished pieces are kept and the same call continues.
+
+    Notes
+    -----
+    Deterministic: the values depend on the rows, these options and the seed only, not on workers, partitioning, row order of
+    the source, exchange, or memory. Memory of a worker: :func:`panelflow.plan.make_budget`, independent of the number of rows.
+    """
+    rules = Rules(duplicates, missing_target, infinite)
+    _check_choices(rules, exchange, compression, dtype)
+    _check_numbers(horizon=horizon, embargo=embargo)
+    if not isinstance(seed, int | np.integer):
+        raise OptionError(f"The seed is an integer; seed={seed!r}")
+    if not isinstance(split, DateSplit):
+        raise OptionError(f"split wants a DateSplit; split={split!r}")
+    orders = _resolve_orders(row_order, split)
+    template, entity = (entity, ENTITY_FROM_NAME) if "{entity}" in entity else (None, entity)
+    target = Folder(os.path.abspath(output) if _is_plain_path(output) else os.fspath(output), output_options or {})
+    check_output(target, overwrite)
+    roles = {"entity": entity, "date": date, "features": features, "targets": targets, "weight": weight}
+    with connect(client, workers=workers, threads_per_worker=threads_per_worker, memory_limit=memory_limit) as dask_client:
+        infos = _inspect_source(dask_client, source, template, storage_options or {})
+        columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # the roles are spelled once, above
+        layout = make_layout(columns, dtype, chunk_rows, _parse_bytes(shard_bytes))
+        available = survey(dask_client)
+        described = {
+            "options": [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression],
+            "layout": repr(layout),
+            "memory": [available.memory_limit, available.threads],
+            "source": _fingerprint(source, infos),
+        }
+        run = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+        job = Job(
+            split=split,
+            horizon=horizon,
+            embargo=embargo,
+            seed=int(seed),
+            rules=rules,
+            row_orders=orders,
+            exchange=exchange,
+            compression=compression,
+            allow_empty=allow_empty,
+            source_options=storage_options or {},
+            source_text=_describe(source),
+            run=run,
+        )
+        scratch_folder = None if scratch is None else Folder(os.fspath(scratch), output_options or {})
+        with Reporter(progress) as reporter, stage(target, scratch_folder, run, overwrite) as staging:
+            if frames.is_frame(source):
+                names = [*columns.keys, *columns.floats]
+                files = frames.spool(dask_client, source, names, staging.scratch)
+                infos = _inspect_files(dask_client, files, storage_options or {})
+                columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # as above
+            shuffle(dask_client, available, infos, columns, layout, job, staging, reporter)
+            staging.commit(overwrite)
+    return Dataset(target)
+
+
+def _check_choices(rules: Rules, exchange: str, compression: str | None, dtype: str) -> None:
+    given = {
+        "duplicates": rules.duplicates,
+        "missing_target": rules.missing_target,
+        "infinite": rules.infinite,
+        "exchange": exchange,
+        "compression": compression,
+        "dtype": dtype,
+    }
+    for name, value in given.items():
+        if value not in _CHOICES[name]:
+            raise OptionError(f"{name} is one of {', '.join(map(repr, _CHOICES[name]))}; {name}={value!r}")
+
+
+def _check_numbers(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 0:
+            raise OptionError(f"{name} is a number of observed dates, 0 or more; {name}={value!r}")
+
+
+def _resolve_orders(row_order: str | Mapping[str, str], split: DateSplit) -> tuple[str, ...]:
+    given = row_order if isinstance(row_order, Mapping) else dict.fromkeys(split, row_order)
+    for name, order in given.items():
+        if name not in split:
+            raise OptionError(f"row_order names a split that is not declared: {name!r}")
+        if order not in _ORDERS:
+            raise OptionError(f"row_order is one of {', '.join(map(repr, _ORDERS))}; row_order={order!r}")
+    automatic = {name: "hash" if is_training(name) else "date" for name in split}
+    chosen = {name: given.get(name, "auto") for name in split}
+    return tuple(automatic[name] if order == "auto" else order for name, order in chosen.items())
+
+
+def _parse_bytes(size: int | str) -> int:
+    try:
+        return int(parse_bytes(size))
+    except ValueError:
+        raise OptionError(f"shard_bytes is a number of bytes or text such as '64MiB'; shard_bytes={size!r}") from None
+
+
+def _is_plain_path(path: str | os.PathLike[str]) -> bool:
+    return "://" not in os.fspath(path)
+
+
+def _inspect_source(client: Client, source: Any, template: str | None, options: dict[str, Any]) -> list[FileInfo]:
+    if frames.is_frame(source):
+        if template is not None:
+            raise OptionError(f"A file name template needs files, not a data frame; entity={template!r}")
+        return [frames.frame_info(source)]
+    return _inspect_files(client, list_files(source, template, options), options)
+
+
+def _inspect_files(client: Client, files: Sequence[SourceFile], options: dict[str, Any]) -> list[FileInfo]:
+    groups = [files[start : start + 64] for start in range(0, len(files), 64)]
+    key = f"panelflow-inspect-{os.urandom(8).hex()}"
+    inspected = run_tasks(client, _inspect_group, [(group, options) for group in groups], key)
+    return [info for group in inspected for info in group]
+
+
+def _inspect_group(files: Sequence[SourceFile], options: dict[str, Any]) -> list[FileInfo]:
+    return [inspect_file(file, options) for file in files]
+
+
+def _fingerprint(source: Any, infos: Sequence[FileInfo]) -> list[Any]:
+    """What tells this source from another, so that a run continues only over the same one."""
+    if frames.is_frame(source):
+        return [tokenize(source)]
+    return [(info.file.path, info.size, info.changed) for info in infos]
+
+
+def _describe(source: Any) -> str:
+    if frames.is_frame(source):
+        return f"a {type(source).__module__.split('.')[0]} data frame"
+    return str([os.fspath(item) for item in source] if isinstance(source, list | tuple) else os.fspath(source))
