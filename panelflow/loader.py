@@ -1,0 +1,333 @@
+"""A split -> batches of torch tensors, read ahead by threads, resumable at any step."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from panelflow.errors import CheckpointError, OptionError
+from panelflow.order import DEFAULT_LANES, WINDOW_CHUNKS, Epoch, Order, Window
+from panelflow.shards import ShardReader
+from panelflow.store import Split
+
+_STATE_VERSION = 1
+_WAITING_WORTH_A_WARNING = 0.9
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's rows of one global batch.
+
+    Attributes
+    ----------
+    features
+        [rows, num_features] in the dtype of the dataset; missing values are NaN.
+    targets
+        [rows, num_targets], same dtype.
+    weight
+        [rows], same dtype, or ``None`` where the dataset has no weights.
+    entity
+        int32 [rows], codes into ``dataset.entity_names``; ``None`` under ``keys=False``.
+    date
+        int64 [rows], nanoseconds since 1970 (UTC); ``None`` under ``keys=False``.
+    epoch, step
+        Position of the batch.
+    global_rows
+        Rows of the batch over all ranks.
+    """
+
+    features: torch.Tensor
+    targets: torch.Tensor
+    weight: torch.Tensor | None
+    entity: torch.Tensor | None
+    date: torch.Tensor | None
+    epoch: int
+    step: int
+    global_rows: int
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on a device."""
+        tensors = {name: getattr(self, name) for name in ("features", "targets", "weight", "entity", "date")}
+        return replace(self, **{name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()})
+
+
+class Loader:
+    """Streams one rank's part of every global batch of a split.
+
+    Parameters
+    ----------
+    split
+        A split of an open dataset.
+    batch_size
+        Rows of a global batch, over all ranks.
+    shuffle
+        A new order every epoch; ``False`` gives stored order, in which ranks divide each batch.
+    drop_last
+        Leave out the short batch that ends an epoch.
+    seed
+        Seed of the order, apart from the dataset's.
+    rank, world_size
+        By default those of the default process group, else 0 and 1.
+    lanes
+        See :mod:`panelflow.order`; by default 32, or ``batch_size`` where that is smaller. Part of the order: keep it.
+    keys
+        Whether batches carry ``entity`` and ``date``.
+    threads
+        Threads that read ahead.
+    window_chunks
+        Chunks that a lane permutes at a time.
+
+    Raises
+    ------
+    OptionError
+        Sizes that do not fit each other.
+    CorruptDatasetError
+        While iterating: a damaged shard; names the file and rows.
+
+    Notes
+    -----
+    Iterating yields the batches of one epoch and then moves to the next epoch; :meth:`set_epoch` chooses one. Every rank gets
+    ``len(loader)`` batches, a last one without rows included. The order is a function of dataset, seed, epoch, batch size and
+    lanes; neither ``rank``, ``world_size`` nor ``threads`` changes a global batch. Memory: ``memory_bytes``, for any number of rows.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
+        lanes: int | None = None,
+        keys: bool = True,
+        threads: int = 2,
+        window_chunks: int = WINDOW_CHUNKS,
+    ) -> None:
+        grouped = dist.is_available() and dist.is_initialized()
+        self.rank = rank if rank is not None else dist.get_rank() if grouped else 0
+        self.world_size = world_size if world_size is not None else dist.get_world_size() if grouped else 1
+        self.split = split
+        self.order = Order(
+            num_rows=split.num_rows,
+            chunk_rows=split.chunk_rows,
+            batch_size=batch_size,
+            lanes=min(DEFAULT_LANES, batch_size) if lanes is None else lanes,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            window_chunks=window_chunks,
+        )
+        if threads < 1:
+            raise OptionError(f"At least one thread reads ahead; threads={threads}")
+        self._threads = threads
+        self._lanes = self.order.lanes_of(self.rank, self.world_size)
+        efficiency = self.order.efficiency(self.world_size)
+        if efficiency < _WAITING_WORTH_A_WARNING and self.rank == 0:
+            warnings.warn(
+                f"{self.order.lanes} lanes over {self.world_size} ranks keep them {efficiency:.0%} busy; lanes="
+                f"{self.world_size * -(-self.order.lanes // self.world_size)} would divide evenly.",
+                stacklevel=2,
+            )
+        self._readers = {name: r for name, r in split.readers().items() if keys or name not in ("entity", "date")}
+        self._epoch, self._step, self._loaded = 0, 0, False
+
+    def __len__(self) -> int:
+        return self.order.steps
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch."""
+        return self._epoch
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that reading ahead holds at most: lanes of this rank x window x 2, one of them being filled."""
+        row_bytes = sum(reader.grid.row_bytes for reader in self._readers.values())
+        if not self.order.shuffle:
+            return 2 * (self.order.batch_size + self.order.chunk_rows) * row_bytes
+        lengths = np.diff(self.order.lane_starts)[self._lanes.start : self._lanes.stop]
+        window_rows = np.minimum(lengths, self.order.window_chunks * self.order.chunk_rows)
+        return int(2 * window_rows.sum() * row_bytes)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch to iterate; a step restored by :meth:`load_state_dict` for this very epoch is kept."""
+        if epoch != self._epoch or not self._loaded:
+            self._epoch, self._step, self._loaded = epoch, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position after the last batch yielded: constant size, valid on any number of ranks."""
+        return {
+            "version": _STATE_VERSION,
+            "dataset_id": self.split.dataset.dataset_id,
+            "split": self.split.name,
+            "seed": self.order.seed,
+            "epoch": self._epoch,
+            "step": self._step,
+            "batch_size": self.order.batch_size,
+            "lanes": self.order.lanes,
+            "shuffle": self.order.shuffle,
+            "drop_last": self.order.drop_last,
+            "window_chunks": self.order.window_chunks,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue after the last batch of a saved position.
+
+        Raises
+        ------
+        CheckpointError
+            The position belongs to another dataset or another order.
+        """
+        own = self.state_dict()
+        for name, value in own.items():
+            if name not in ("epoch", "step") and state.get(name) != value:
+                raise CheckpointError(f"The saved position has {name}={state.get(name)!r}, this loader {value!r}: another order.")
+        self._epoch, self._step, self._loaded = int(state["epoch"]), int(state["step"]), True
+        if self._step >= len(self):
+            self._epoch, self._step = self._epoch + 1, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self._loaded:
+            self._step = 0
+        self._loaded = False
+        epoch, first = self._epoch, self._step
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="panelflow-read") as pool:
+            stream = self._shuffled(pool, epoch, first) if self.order.shuffle else self._stored(pool, first)
+            for step, arrays in enumerate(stream, start=first):
+                self._step = step + 1
+                yield self._batch(arrays, epoch, step)
+        self._epoch, self._step = epoch + 1, 0
+
+    def _batch(self, arrays: Arrays, epoch: int, step: int) -> Batch:
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        return Batch(
+            tensors["features"],
+            tensors["targets"],
+            tensors.get("weight"),
+            tensors.get("entity"),
+            tensors.get("date"),
+            epoch,
+            step,
+            self.order.batch_rows(step),
+        )
+
+    def _shuffled(self, pool: ThreadPoolExecutor, epoch: int, first: int) -> Iterator[Arrays]:
+        sequence = self.order.epoch(epoch)
+        full = self.order.lane_shares(0)
+        lanes = [_Lane(pool, self._readers, sequence, self.order, lane, first * int(full[lane])) for lane in self._lanes]
+        for step in range(first, len(self)):
+            shares = self.order.lane_shares(step)[self._lanes.start : self._lanes.stop]
+            out = _allocate(self._readers, int(shares.sum()))
+            at = 0
+            for lane, share in zip(lanes, shares.tolist(), strict=True):
+                lane.take(share, out, at)
+                at += share
+            yield out
+
+    def _stored(self, pool: ThreadPoolExecutor, first: int) -> Iterator[Arrays]:
+        ranges = (self.order.stored_range(step, self._lanes) for step in range(first, len(self)))
+        return read_ranges(pool, self._readers, ranges)
+
+
+def _allocate(readers: dict[str, ShardReader], rows: int) -> Arrays:
+    return {name: np.empty((rows, *r.grid.shape[1:]), dtype=r.grid.dtype) for name, r in readers.items()}
+
+
+class _Lane:
+    """One lane: the window in use, and the next one being read."""
+
+    def __init__(
+        self, pool: ThreadPoolExecutor, readers: dict[str, ShardReader], epoch: Epoch, order: Order, lane: int, row: int
+    ) -> None:
+        self._pool, self._readers, self._epoch, self._lane, self._row = pool, readers, epoch, lane, row
+        self._length = int(order.lane_starts[lane + 1] - order.lane_starts[lane])
+        self._start, self._stop = row, row
+        self._rows: Arrays = {}
+        self._next = self._read_ahead(row)
+
+    def _read_ahead(self, row: int) -> Future[tuple[Window, Arrays]] | None:
+        return self._pool.submit(_read_window, self._readers, self._epoch, self._lane, row) if row < self._length else None
+
+    def take(self, count: int, out: Arrays, at: int) -> None:
+        """Copy the next ``count`` rows of the lane to row ``at`` of ``out``."""
+        while count:
+            if self._row == self._stop:
+                assert self._next is not None, "a lane was asked for more rows than it holds"
+                window, self._rows = self._next.result()
+                self._start, self._stop = window.start, window.stop
+                self._next = self._read_ahead(window.stop)
+            rows = min(count, self._stop - self._row)
+            inside = self._row - self._start
+            for name, values in self._rows.items():
+                out[name][at : at + rows] = values[inside : inside + rows]
+            self._row, at, count = self._row + rows, at + rows, count - rows
+
+
+def _read_window(readers: dict[str, ShardReader], epoch: Epoch, lane: int, row: int) -> tuple[Window, Arrays]:
+    window = epoch.window_at(lane, row)
+    arrays = {}
+    for name, reader in readers.items():
+        parts = [reader.read_chunk(chunk)[first:stop] for chunk, first, stop in window.pieces]
+        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        arrays[name] = joined.take(window.permutation, axis=0)
+    return window, arrays
+
+
+def read_ranges(
+    pool: ThreadPoolExecutor, readers: dict[str, ShardReader], ranges: Iterator[tuple[int, int]]
+) -> Iterator[Arrays]:
+    """Stored rows of each range in turn, one range read ahead; a chunk that two neighbours share is read once."""
+    cursors = {name: _Cursor(reader) for name, reader in readers.items()}
+
+    def read(start: int, stop: int) -> Arrays:
+        return {name: cursor.read(start, stop) for name, cursor in cursors.items()}
+
+    ahead: deque[Future[Arrays]] = deque()
+    for start, stop in ranges:
+        if ahead:
+            ahead[-1].result()  # one reader at a time: cursors keep their last chunk
+        ahead.append(pool.submit(read, start, stop))
+        if len(ahead) > 1:
+            yield ahead.popleft().result()
+    while ahead:
+        yield ahead.popleft().result()
+
+
+class _Cursor:
+    """Reads ranges of stored rows and remembers its last chunk."""
+
+    def __init__(self, reader: ShardReader) -> None:
+        self._reader = reader
+        self._chunk = -1
+        self._rows: npt.NDArray[Any] = np.empty(0)
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        grid = self._reader.grid
+        out = np.empty((max(stop - start, 0), *grid.shape[1:]), dtype=grid.dtype)
+        position = start
+        while position < stop:
+            chunk, inside = divmod(position, grid.chunk_rows)
+            if chunk != self._chunk:
+                self._chunk, self._rows = chunk, self._reader.read_chunk(chunk)
+            rows = self._rows[inside : inside + stop - position]
+            out[position - start : position - start + len(rows)] = rows
+            position += len(rows)
+        return out
+

@@ -1,0 +1,504 @@
+"""``fit``: the training loop that every rank runs, exact whatever their number.
+
+For a global batch with rows i, weights w_i and losses l_i(theta), one process would follow the gradient of
+sum_i w_i l_i / sum_i w_i. Rank k of W backpropagates its own sum of w_i l_i, without dividing; DDP averages, which gives
+1/W of the whole sum; multiplying by W / sum_i w_i gives the gradient of one process to rounding, however rows, weights and
+accumulated batches are spread over ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import LRScheduler
+
+from panelflow import checkpoint
+from panelflow.distributed import Place, from_first, join, sum_over_ranks
+from panelflow.errors import CheckpointError, OptionError
+from panelflow.evaluation import evaluate
+from panelflow.hashing import fold
+from panelflow.loader import Batch, Loader
+from panelflow.metrics import Metrics
+from panelflow.modeling import RowLoss, predict_rows, resolve_loss, row_losses, standardize
+from panelflow.progress import Reporter
+from panelflow.splits import is_training
+from panelflow.store import Dataset, Split
+
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+_OPTIMIZERS: dict[str, OptimizerFactory] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+_MONITORS = {"loss": "min", "r2": "max", "r2_zero": "max", "ic": "max", "icir": "max", "rank_ic": "max", "rank_icir": "max"}
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What :func:`fit` returns on every rank.
+
+    Attributes
+    ----------
+    model
+        The trained model on its device, standardisation included: the best epoch's where early stopping is on, else the last.
+    history
+        One entry for each epoch: ``epoch``, ``train_loss``, ``steps``, ``seconds``, ``learning_rate`` and ``validation``.
+    best_epoch
+        Epoch with the best monitored metric, ``None`` without validation.
+    best_state, last_state
+        State dicts of both, on the CPU; ``best_state`` is ``None`` without validation.
+    stopped_early
+        Whether patience ended the run.
+    """
+
+    model: nn.Module
+    history: list[dict[str, Any]]
+    best_epoch: int | None
+    best_state: dict[str, Any] | None
+    last_state: dict[str, Any]
+    stopped_early: bool
+
+
+@dataclass
+class _Progress:
+    """Where a run stands, besides the parameters; saved with each checkpoint."""
+
+    updates: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # weighted loss and weight of the running epoch
+    seconds: float = 0.0
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: float | None = None
+    best_epoch: int | None = None
+    best_state: dict[str, Any] | None = None
+    stopped_early: bool = False
+
+
+def fit(
+    model: nn.Module,
+    dataset: Dataset,
+    *,
+    loss: str | RowLoss = "mse",
+    batch_size: int = 8192,
+    epochs: int = 10,
+    lr: float = 1e-3,
+    optimizer: str | OptimizerFactory = "adam",
+    weight_decay: float = 0.0,
+    scheduler: Callable[[torch.optim.Optimizer], LRScheduler] | None = None,
+    scheduler_interval: str = "epoch",
+    clip_norm: float | None = None,
+    accumulate: int = 1,
+    precision: str = "fp32",
+    early_stopping: int | None = None,
+    monitor: str = "loss",
+    standardized: bool = True,
+    train: str | None = None,
+    validation: str | None = "validation",
+    seed: int = 0,
+    lanes: int | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+    resume: str = "auto",
+    progress: bool = True,
+) -> Result:
+    """Train a model on this rank, in step with all others.
+
+    Call it on every rank: plain Python is one rank; :func:`panelflow.launch` and ``torchrun`` start several. The result does
+    not depend on their number, but for rounding (and dropout, whose masks are drawn per rank).
+
+    Parameters
+    ----------
+    model
+        Maps [rows, num_features] to [rows] or [rows, num_targets]; trained in place, in the dtype of its parameters
+        (``model.double()`` trains in float64). Rank 0's initial parameters are everyone's.
+    dataset
+        An open dataset.
+    loss
+        ``"mse"``, ``"mae"``, ``"huber"`` or a callable (predictions, targets) -> one loss per row, shape [rows].
+    batch_size
+        Rows of a global batch, over all ranks.
+    epochs
+        Epochs in all; a resumed run completes them.
+    lr, weight_decay
+        Of the named optimizers.
+    optimizer
+        ``"adam"``, ``"adamw"``, ``"sgd"``, or a factory that takes the parameters.
+    scheduler
+        A factory that takes the optimizer.
+    scheduler_interval
+        Step the scheduler after each ``"epoch"`` or each ``"step"``, that is optimizer step.
+    clip_norm
+        Largest norm of the exact gradient.
+    accumulate
+        Global batches that make one optimizer step, weighted as their union; ranks synchronise once for all of them.
+    precision
+        ``"fp32"`` (no autocast) or ``"bf16"`` (autocast, losses in the dtype of the parameters).
+    early_stopping
+        Epochs without improvement of ``monitor`` after which to stop; ``None`` never stops early.
+    monitor
+        ``loss``, ``r2``, ``r2_zero``, ``ic``, ``icir``, ``rank_ic`` or ``rank_icir`` of the validation split.
+    standardized
+        Put the training statistics in front of the model; see :class:`panelflow.Standardized`.
+    train, validation
+        Names of splits; by default the one training split, and ``validation`` if there is one.
+    seed
+        Seed of the order of batches and of dropout.
+    lanes
+        See :class:`panelflow.Loader`.
+    checkpoint_dir
+        Where rank 0 writes checkpoints, each whole or absent: at the end of each epoch and every ``checkpoint_every``
+        optimizer steps; the newest two are kept.
+    resume
+        ``"auto"`` continues from the newest whole checkpoint if there is one, ``"must"`` wants one, ``"never"`` refuses one.
+    progress
+        Report progress on standard error of rank 0.
+
+    Returns
+    -------
+    Result
+
+    Raises
+    ------
+    OptionError
+        An argument, or the shape that model or loss returns; BatchNorm on several ranks without CUDA.
+    CheckpointError
+        The checkpoint belongs to another dataset, order or model.
+    CorruptDatasetError
+        A damaged shard, on the rank that reads it.
+
+    Notes
+    -----
+    Deterministic: on the same number of ranks and the same libraries, a run that was interrupted after any step and resumed ends
+    with bit-equal parameters. torch's generator is seeded before each global batch from (seed, epoch, step, rank). Memory: the
+    model, and ``Loader.memory_bytes``.
+    """
+    place = join()
+    _check_options(accumulate, precision, monitor, resume, scheduler_interval, early_stopping, epochs, checkpoint_every)
+    train_split, validation_split = _choose_splits(dataset, train, validation, early_stopping)
+    whole = standardize(model, dataset) if standardized else model
+    whole = _exact_batch_norm(whole, place).to(place.device)
+    run = _Run(
+        place=place,
+        model=whole,
+        loss=resolve_loss(loss),
+        optimizer=_make_optimizer(optimizer, whole, lr, weight_decay),
+        scheduler=None,
+        loader=Loader(
+            train_split,
+            batch_size,
+            seed=seed,
+            rank=place.rank,
+            world_size=place.world_size,
+            lanes=lanes,
+            keys=False,
+        ),
+        accumulate=accumulate,
+        clip_norm=clip_norm,
+        precision=precision,
+        step_scheduler=scheduler_interval == "step",
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
+    )
+    run.scheduler = None if scheduler is None else scheduler(run.optimizer)
+    run.restore(resume)
+    run.wrap()
+    with Reporter(progress and place.is_first) as reporter:
+        for epoch in range(run.loader.epoch, epochs):
+            if run.state.stopped_early:
+                break
+            run.train_epoch(epoch, reporter)
+            metrics = None
+            if validation_split is not None:
+                metrics = evaluate(run.model, validation_split, loss=run.loss, precision=precision)
+            run.end_epoch(epoch, metrics, monitor, early_stopping)
+    return run.result(early_stopping)
+
+
+@dataclass
+class _Run:
+    """One training run on one rank."""
+
+    place: Place
+    model: nn.Module
+    loss: RowLoss
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | None
+    loader: Loader
+    accumulate: int
+    clip_norm: float | None
+    precision: str
+    step_scheduler: bool
+    checkpoint_dir: str | os.PathLike[str] | None
+    checkpoint_every: int | None
+    state: _Progress = field(default_factory=_Progress)
+
+    # The loop -------------------------------------------------------------------------------------------------------------
+
+    def train_epoch(self, epoch: int, reporter: Reporter) -> None:
+        """All steps of an epoch that are left."""
+        self.loader.set_epoch(epoch)
+        reporter.phase(f"epoch {epoch}", self.loader.order.num_rows)
+        started = time.perf_counter() - self.state.seconds
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)  # weighted loss, weight: this rank's share
+        batch_weight = 0.0
+        for batch in self.loader:
+            torch.manual_seed(_step_seed(self.loader.order.seed, epoch, batch.step, self.place.rank))
+            last = (batch.step + 1) % self.accumulate == 0 or batch.step + 1 == len(self.loader)
+            with contextlib.nullcontext() if last else self._without_synchronisation():
+                batch_weight += self._backward(batch.to(self.place.device), sums)
+            if not last:
+                continue
+            self._update(self._global_weight(batch_weight))
+            batch_weight = 0.0
+            self.state.updates += 1
+            reporter.advance(self.accumulate * self.loader.order.batch_size)
+            if self.checkpoint_every and self.state.updates % self.checkpoint_every == 0:
+                self.state.seconds = time.perf_counter() - started
+                self._save(sums)
+        self.state.seconds = time.perf_counter() - started
+        self.state.sums = self._total(sums)
+        reporter.finish()
+
+    def _backward(self, batch: Batch, sums: torch.Tensor) -> float:
+        """Add the gradient of the weighted sum of losses; returns the weight of this batch, this rank's or the global one."""
+        predictions = predict_rows(
+            self._module, batch.features, batch.targets.shape[1], precision=self.precision, device=self.place.device
+        )
+        losses = row_losses(self.loss, predictions, batch.targets)
+        if batch.weight is None:
+            weighted, weight = losses.sum(), float(batch.global_rows)
+            sums += torch.stack([weighted.detach().double(), sums.new_tensor(float(len(batch)))])
+        else:
+            weighted, weight = (losses * batch.weight.to(losses.dtype)).sum(), float(batch.weight.double().sum())
+            sums += torch.stack([weighted.detach().double(), sums.new_tensor(weight)])
+        weighted.backward()  # type: ignore[no-untyped-call]  # torch ships it without a signature
+        return weight
+
+    def _global_weight(self, batch_weight: float) -> float:
+        """Weight of the union of the accumulated batches over all ranks; known without asking where rows weigh one."""
+        if "weight" not in self.loader.split.grids:
+            return batch_weight
+        return sum_over_ranks([batch_weight], self.place)[0]
+
+    def _update(self, weight: float) -> None:
+        """Scale the averaged sums to the exact gradient, clip it, and step; nothing to learn from a batch of weight zero."""
+        if weight > 0:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, self.place.world_size / weight)
+            if self.clip_norm is not None:
+                nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.scheduler is not None and self.step_scheduler:
+            self.scheduler.step()
+
+    # Ranks ----------------------------------------------------------------------------------------------------------------
+
+    def wrap(self) -> None:
+        """Wrap the model in DDP and settle its gradient buckets, without touching any state.
+
+        DDP rebuilds its buckets after the first backward pass, which changes the order of summation on three or more ranks. One
+        pass over two rows of zeros before the first step makes the layout of a fresh and of a resumed run the same.
+        """
+        self._module: nn.Module = self.model
+        if self.place.world_size == 1:
+            return
+        ids = [self.place.device.index] if self.place.device.type == "cuda" else None
+        # Buffers are equal on all ranks from the start; torch renamed the option that broadcasts them before each pass.
+        known = inspect.signature(DistributedDataParallel).parameters
+        option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        self._module = DistributedDataParallel(self.model, device_ids=ids, **{option: False})
+        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
+        num_features, num_targets = len(self.loader.split.dataset.features), len(self.loader.split.dataset.targets)
+        zeros = torch.zeros(2, num_features, device=self.place.device)
+        predictions = predict_rows(self._module, zeros, num_targets, precision=self.precision, device=self.place.device)
+        predictions.sum().backward()  # type: ignore[no-untyped-call]  # torch ships it without a signature
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(buffers[name])
+
+    def _without_synchronisation(self) -> contextlib.AbstractContextManager[None]:
+        if isinstance(self._module, DistributedDataParallel):
+            return self._module.no_sync()
+        return contextlib.nullcontext()
+
+    def _total(self, sums: torch.Tensor) -> list[float]:
+        """Sums of the epoch so far over all ranks and over the run before an interruption."""
+        here = sum_over_ranks(sums.tolist(), self.place)
+        return [before + now for before, now in zip(self.state.sums, here, strict=True)]
+
+    # Epochs and checkpoints -----------------------------------------------------------------------------------------------
+
+    def end_epoch(self, epoch: int, metrics: Metrics | None, monitor: str, patience: int | None) -> None:
+        """Keep the figures and the best weights, decide whether to stop, step the scheduler, save."""
+        state = self.state
+        loss, weight = state.sums
+        entry = {
+            "epoch": epoch,
+            "train_loss": loss / weight if weight > 0 else None,
+            "steps": len(self.loader),
+            "updates": state.updates,
+            "seconds": state.seconds,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "validation": None if metrics is None else metrics.as_dict(),
+        }
+        state.history.append(entry)
+        if metrics is not None and self._improves(metrics.value(monitor), monitor):
+            state.best, state.best_epoch = metrics.value(monitor), epoch
+            state.best_state = _on_cpu(self.model.state_dict())
+        if patience is not None and epoch - (state.best_epoch if state.best_epoch is not None else -1) >= patience:
+            state.stopped_early = True
+        state.stopped_early = bool(from_first(state.stopped_early, self.place))
+        if self.scheduler is not None and not self.step_scheduler:
+            self.scheduler.step()
+        state.sums, state.seconds = [0.0, 0.0], 0.0
+        self._save(None)
+        if self.checkpoint_dir is not None and self.place.is_first:
+            _write_lines(Path(self.checkpoint_dir, "metrics.jsonl"), state.history)
+
+    def _improves(self, value: float, monitor: str) -> bool:
+        if not math.isfinite(value):
+            return False
+        best = self.state.best
+        return best is None or (value < best if _MONITORS[monitor] == "min" else value > best)
+
+    def _save(self, sums: torch.Tensor | None) -> None:
+        """Write a checkpoint; ``sums`` of the running epoch are joined over ranks first."""
+        if self.checkpoint_dir is None:
+            return
+        total = self.state.sums if sums is None else self._total(sums)
+        if not self.place.is_first:
+            return
+        progress = {**vars(self.state), "sums": total}
+        saved = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "loader": self.loader.state_dict(),
+            "progress": progress,
+            "world_size": self.place.world_size,
+        }
+        checkpoint.save(self.checkpoint_dir, self.state.updates, saved)
+
+    def restore(self, resume: str) -> None:
+        """Continue from the newest whole checkpoint, as ``resume`` says; rank 0 reads it for all."""
+        if self.checkpoint_dir is None:
+            if resume == "must":
+                raise OptionError("resume='must' needs a checkpoint_dir")
+            return
+        saved = checkpoint.load_newest(self.checkpoint_dir) if self.place.is_first else None
+        saved = from_first(saved, self.place)
+        if saved is None and resume == "must":
+            raise CheckpointError(f"There is no checkpoint in {os.fspath(self.checkpoint_dir)} to resume from.")
+        if saved is None:
+            return
+        if resume == "never":
+            raise CheckpointError(f"{os.fspath(self.checkpoint_dir)} holds checkpoints of a run; resume it or choose another folder.")
+        self.loader.load_state_dict(saved["loader"])
+        try:
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"The checkpoint in {os.fspath(self.checkpoint_dir)} is of another model: {error}") from error
+        if self.scheduler is not None and saved["scheduler"] is not None:
+            self.scheduler.load_state_dict(saved["scheduler"])
+        self.state = _Progress(**saved["progress"])
+
+    def result(self, early_stopping: int | None) -> Result:
+        """The trained model and what is known of the run."""
+        state = self.state
+        last = _on_cpu(self.model.state_dict())
+        if early_stopping is not None and state.best_state is not None:
+            self.model.load_state_dict(state.best_state)
+        self.model.eval()
+        return Result(self.model, state.history, state.best_epoch, state.best_state, last, state.stopped_early)
+
+
+def _step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
+    return int(fold(seed, epoch, step, rank)[0] >> np.uint64(1))
+
+
+def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: copy.deepcopy(value).cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
+
+
+def _write_lines(path: Path, entries: list[dict[str, Any]]) -> None:
+    partial = path.with_suffix(".tmp")
+    partial.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    partial.replace(path)
+
+
+def _make_optimizer(
+    optimizer: str | OptimizerFactory, model: nn.Module, lr: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    if callable(optimizer):
+        return optimizer(model.parameters())
+    if optimizer not in _OPTIMIZERS:
+        raise OptionError(f"optimizer is one of {', '.join(_OPTIMIZERS)} or a factory; optimizer={optimizer!r}")
+    return _OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
+
+
+def _choose_splits(
+    dataset: Dataset, train: str | None, validation: str | None, early_stopping: int | None
+) -> tuple[Split, Split | None]:
+    if train is None:
+        names = [name for name in dataset if is_training(name)]
+        if len(names) != 1:
+            raise OptionError(f"Name the split to train on; train is one of {names}")
+        train = names[0]
+    if dataset[train].num_rows == 0:
+        raise OptionError(f"The split to train on has no rows; train={train!r}")
+    found = dataset[validation] if validation in dataset else None
+    if found is None and early_stopping is not None:
+        raise OptionError(f"Early stopping needs a validation split among {list(dataset)}; validation={validation!r}")
+    return dataset[train], found
+
+
+def _exact_batch_norm(model: nn.Module, place: Place) -> nn.Module:
+    if place.world_size == 1 or not any(isinstance(module, _BATCH_NORMS) for module in model.modules()):
+        return model
+    if place.device.type != "cuda":
+        raise OptionError(
+            "BatchNorm normalises each rank by its own rows, so that several ranks would not compute what one does; torch can "
+            "join the statistics on CUDA only. Use LayerNorm, or train on one rank."
+        )
+    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return converted
+
+
+def _check_options(
+    accumulate: int,
+    precision: str,
+    monitor: str,
+    resume: str,
+    scheduler_interval: str,
+    early_stopping: int | None,
+    epochs: int,
+    checkpoint_every: int | None,
+) -> None:
+    choices = {
+        "precision": (precision, ("fp32", "bf16")),
+        "monitor": (monitor, tuple(_MONITORS)),
+        "resume": (resume, ("auto", "must", "never")),
+        "scheduler_interval": (scheduler_interval, ("epoch", "step")),
+    }
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            raise OptionError(f"{name} is one of {', '.join(map(repr, allowed))}; {name}={value!r}")
+    counts = {"accumulate": accumulate, "epochs": epochs, "early_stopping": early_stopping, "checkpoint_every": checkpoint_every}
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise OptionError(f"{name} is at least 1; {name}={count}")
