@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from panelflow.errors import WorkerError as WorkerError
     from panelflow.evaluation import evaluate as evaluate
     from panelflow.evaluation import predict as predict
+    from panelflow.integrity import verify as verify
     from panelflow.loader import Batch as Batch
     from panelflow.loader import Loader as Loader
     from panelflow.metrics import Metrics as Metrics
@@ -36,12 +37,11 @@ if TYPE_CHECKING:
     from panelflow.modeling import MLP as MLP
     from panelflow.modeling import Standardized as Standardized
     from panelflow.preparation import prepare as prepare
+    from panelflow.record import Result as Result
     from panelflow.splits import DateSplit as DateSplit
     from panelflow.store import Dataset as Dataset
     from panelflow.store import Split as Split
     from panelflow.store import open as open
-    from panelflow.store import verify as verify
-    from panelflow.trainer import Result as Result
     from panelflow.trainer import fit as fit
 
 _HOME = {
@@ -64,7 +64,7 @@ _HOME = {
     "PanelError": "errors",
     "PanelflowError": "errors",
     "RankError": "errors",
-    "Result": "trainer",
+    "Result": "record",
     "Split": "store",
     "Standardized": "modeling",
     "StorageError": "errors",
@@ -76,7 +76,7 @@ _HOME = {
     "open": "store",
     "predict": "evaluation",
     "prepare": "preparation",
-    "verify": "store",
+    "verify": "integrity",
 }
 
 __all__ = sorted(_HOME)

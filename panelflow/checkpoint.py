@@ -29,7 +29,9 @@ def save(folder: str | os.PathLike[str], updates: int, state: dict[str, Any]) ->
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, state)
     except OSError as error:
-        raise StorageError(f"The checkpoint {path} could not be written: {error.strerror or error}. Older ones are kept.") from error
+        raise StorageError(
+            f"The checkpoint {path} could not be written: {error.strerror or error}. Older ones are kept."
+        ) from error
     for old in list_checkpoints(folder)[:-_KEPT]:
         old.unlink(missing_ok=True)
     return path

@@ -18,9 +18,7 @@ _SECONDS_WITHOUT_WORKERS = 60.0
 
 
 @contextlib.contextmanager
-def connect(
-    client: Client | None, *, workers: int | None, threads_per_worker: int, memory_limit: str | int
-) -> Iterator[Client]:
+def connect(client: Client | None, *, workers: int | None, threads_per_worker: int, memory_limit: str | int) -> Iterator[Client]:
     """The given client, else the current one, else a local cluster that is closed again.
 
     Everything of a local cluster listens on the loopback interface only.
@@ -143,8 +141,8 @@ def _result_of(future: Future) -> Any:
         return future.result()
     except KilledWorker as error:
         raise WorkerError(
-            f"Dask gave up after its workers died repeatedly under one task ({error}). The usual cause is memory: lower shard_bytes "
-            f"or give a worker fewer threads. Finished pieces are kept; run the same call again."
+            f"Dask gave up after its workers died repeatedly under one task ({error}). The usual cause is memory: lower "
+            f"shard_bytes or give a worker fewer threads. Finished pieces are kept; run the same call again."
         ) from error
 
 

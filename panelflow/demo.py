@@ -76,8 +76,8 @@ def run_demo(directory: Path) -> None:
     found, error = metrics["r2_zero"], sampling_error(PLANTED_R2, len(frame))
     console.print(f"test: {len(frame):,} predictions in {directory}/predictions.parquet")
     console.print(
-        f"test: R2 {metrics['r2']:.4f} about the mean, {found:.4f} about zero; IC {metrics['ic']:.4f} (ICIR {metrics['icir']:.2f}), "
-        f"rank IC {metrics['rank_ic']:.4f}, {metrics['dates']} dates"
+        f"test: R2 {metrics['r2']:.4f} about the mean, {found:.4f} about zero; IC {metrics['ic']:.4f} "
+        f"(ICIR {metrics['icir']:.2f}), rank IC {metrics['rank_ic']:.4f}, {metrics['dates']} dates"
     )
     distance = abs(found - PLANTED_R2) / error
     console.print(

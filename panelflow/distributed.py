@@ -28,6 +28,7 @@ from typing import Any
 import cloudpickle
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # as typed by torch; torch.distributed re-exports it without saying so
 
 from panelflow.errors import OptionError, PanelflowError, RankError
 
@@ -156,9 +157,7 @@ def _loopback_store() -> Iterator[int]:
         listener.bind((_LOOPBACK, 0))
         listener.listen(1024)
         port = int(listener.getsockname()[1])
-        store = dist.TCPStore(
-            _LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        store = TCPStore(_LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
         yield port
         del store
 
@@ -232,7 +231,7 @@ def run_rank(folder: str) -> None:
     rank = int(os.environ["RANK"])
     try:
         job = _load_job(folder)
-        store = dist.TCPStore(_LOOPBACK, job["port"], is_master=False)
+        store = TCPStore(_LOOPBACK, job["port"], is_master=False)
         limit = timedelta(seconds=job["timeout"])
         dist.init_process_group(_backend(), store=store, rank=rank, world_size=job["nproc"], timeout=limit)
         result = job["function"](*job["args"])

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def _records(block: Scored, num_targets: int) -> _Records:
     bounds = np.flatnonzero(np.diff(block.date, prepend=block.date[:1] - 1, append=block.date[-1:] + 1))
     targets: list[list[DateRecord]] = [[] for _ in range(num_targets)]
     losses = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         weight = block.weight[start:stop]
         for number, records in enumerate(targets):
             prediction, target = block.prediction[start:stop, number], block.target[start:stop, number]

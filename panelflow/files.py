@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import fsspec
+import numpy as np
 import numpy.typing as npt
 from fsspec.core import url_to_fs
 
@@ -149,7 +150,7 @@ class Folder:
 
 
 def _flat(part: bytes | memoryview | npt.NDArray[Any]) -> memoryview:
-    view = memoryview(part)
+    view = part.data if isinstance(part, np.ndarray) else memoryview(part)
     return view.cast("B") if view.nbytes else memoryview(b"")
 
 

@@ -18,7 +18,7 @@ from distributed import Client
 from panelflow.cluster import collect, guarded
 from panelflow.errors import PanelError
 from panelflow.files import Folder
-from panelflow.panel import FileInfo, SourceFile
+from panelflow.source import FileInfo, SourceFile
 
 _SLICE_BYTES = 64 * 2**20
 _DONE = "spool/done"
@@ -42,9 +42,7 @@ def frame_info(frame: Any) -> FileInfo:
     return FileInfo(SourceFile("", "parquet", label="the data frame"), dict.fromkeys(columns), {}, (), 0)
 
 
-def spool(
-    client: Client, frame: Any, columns: Sequence[str], scratch: Folder
-) -> list[SourceFile]:
+def spool(client: Client, frame: Any, columns: Sequence[str], scratch: Folder) -> list[SourceFile]:
     """Write each partition, or each slice of a pandas frame, as one Parquet file; finished files are kept.
 
     Raises
@@ -104,8 +102,6 @@ def _explain(frame: pd.DataFrame, label: str, error: Exception) -> PanelError:
             odd = kinds != kinds.iloc[0]
             row = int(odd.to_numpy().argmax())
             value = frame[name].iloc[row]
-            return PanelError(
-                f"{label}, row {row}: column {name!r} mixes types ({', '.join(sorted({kind.__name__ for kind in kinds}))}); convert "
-                f"it to one: {value!r}"
-            )
+            found = ", ".join(sorted({kind.__name__ for kind in kinds}))
+            return PanelError(f"{label}, row {row}: column {name!r} mixes types ({found}); convert it to one: {value!r}")
     return PanelError(f"{label}: {error}")

@@ -61,8 +61,18 @@ class Batch:
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device."""
-        tensors = {name: getattr(self, name) for name in ("features", "targets", "weight", "entity", "date")}
-        return replace(self, **{name: t if t is None else t.to(device, non_blocking=True) for name, t in tensors.items()})
+
+        def moved(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
+        return replace(
+            self,
+            features=self.features.to(device, non_blocking=True),
+            targets=self.targets.to(device, non_blocking=True),
+            weight=moved(self.weight),
+            entity=moved(self.entity),
+            date=moved(self.date),
+        )
 
 
 class Loader:
@@ -102,7 +112,8 @@ class Loader:
     -----
     Iterating yields the batches of one epoch and then moves to the next epoch; :meth:`set_epoch` chooses one. Every rank gets
     ``len(loader)`` batches, a last one without rows included. The order is a function of dataset, seed, epoch, batch size and
-    lanes; neither ``rank``, ``world_size`` nor ``threads`` changes a global batch. Memory: ``memory_bytes``, for any number of rows.
+    lanes; neither ``rank``, ``world_size`` nor ``threads`` changes a global batch. Memory:
+    ``memory_bytes``, for any number of rows.
     """
 
     def __init__(
@@ -290,9 +301,7 @@ def _read_window(readers: dict[str, ShardReader], epoch: Epoch, lane: int, row: 
     return window, arrays
 
 
-def read_ranges(
-    pool: ThreadPoolExecutor, readers: dict[str, ShardReader], ranges: Iterator[tuple[int, int]]
-) -> Iterator[Arrays]:
+def read_ranges(pool: ThreadPoolExecutor, readers: dict[str, ShardReader], ranges: Iterator[tuple[int, int]]) -> Iterator[Arrays]:
     """Stored rows of each range in turn, one range read ahead; a chunk that two neighbours share is read once."""
     cursors = {name: _Cursor(reader) for name, reader in readers.items()}
 
@@ -330,4 +339,3 @@ class _Cursor:
             out[position - start : position - start + len(rows)] = rows
             position += len(rows)
         return out
-

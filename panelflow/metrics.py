@@ -75,8 +75,11 @@ def _correlations(prediction: Vector, target: Vector) -> tuple[float, float, str
         return math.nan, math.nan, "constant predictions"
     if target.min() == target.max():
         return math.nan, math.nan, "constant targets"
-    ranks = [pd.Series(values).rank(method="average").to_numpy() for values in (prediction, target)]
-    return pearson(prediction, target), pearson(*ranks), ""
+    return pearson(prediction, target), pearson(_ranks(prediction), _ranks(target)), ""
+
+
+def _ranks(values: Vector) -> Vector:
+    return np.asarray(pd.Series(values).rank(method="average"), dtype=np.float64)
 
 
 def pearson(left: Vector, right: Vector) -> float:

@@ -83,7 +83,8 @@ def dtype_of(model: nn.Module) -> torch.dtype:
 
 
 def _mse(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return ((predictions - targets) ** 2).mean(dim=1)
+    squares: torch.Tensor = (predictions - targets) ** 2
+    return squares.mean(dim=1)
 
 
 def _mae(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -143,7 +144,7 @@ def row_losses(loss: RowLoss, predictions: torch.Tensor, targets: torch.Tensor) 
     OptionError
         The loss returned another shape, a mean for example.
     """
-    losses = loss(predictions, targets.to(predictions.dtype))
+    losses: torch.Tensor = loss(predictions, targets.to(predictions.dtype))
     if losses.shape != (len(predictions),):
         raise OptionError(
             f"A loss returns one value per row, shape {(len(predictions),)}, and never a mean; it returned {tuple(losses.shape)}"

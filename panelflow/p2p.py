@@ -17,10 +17,10 @@ from distributed import Client, Future
 
 from panelflow.cluster import Failure, as_they_finish, guarded
 from panelflow.errors import PanelflowError, WorkerError
-from panelflow.exchange import route_unit
 from panelflow.files import Folder
 from panelflow.panel import Unit
 from panelflow.plan import Layout, Plan
+from panelflow.scatter import route_unit
 from panelflow.scratch import Block, Keys, UnitSummary
 
 _KEYS = ["unit", "row", "code", "date"]

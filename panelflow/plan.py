@@ -18,7 +18,7 @@ import pandas as pd
 
 from panelflow.errors import MemoryBudgetError, OptionError
 from panelflow.hashing import Words, fold, hash_entities
-from panelflow.panel import Columns
+from panelflow.source import Columns
 from panelflow.splits import Assignment
 
 MiB = 2**20
@@ -63,9 +63,7 @@ class Layout:
         return max(self.shard_rows // _BUCKETS_PER_SHARD, 1)
 
 
-def make_layout(
-    columns: Columns, dtype: str, chunk_rows: int | None, shard_bytes: int, *, max_rows: int | None = None
-) -> Layout:
+def make_layout(columns: Columns, dtype: str, chunk_rows: int | None, shard_bytes: int, *, max_rows: int | None = None) -> Layout:
     """Choose chunk and shard rows from the width of the panel alone.
 
     Raises
@@ -112,7 +110,8 @@ class Buckets:
         """Bucket of each row, int64 [rows]: the top half of the hash scales to the parts of the date."""
         parts = self.parts[date_index].astype(np.uint64)
         part = ((hashes >> np.uint64(32)) * parts) >> np.uint64(32)
-        return self.first[date_index].astype(np.int64) + part.astype(np.int64)
+        buckets: npt.NDArray[np.int64] = self.first[date_index].astype(np.int64) + part.astype(np.int64)
+        return buckets
 
 
 def make_buckets(
@@ -183,8 +182,8 @@ class Plan:
     compression: str | None
 
     @cached_property
-    def vocabulary(self) -> pd.Index[Any]:
-        """Index that turns names into codes."""
+    def vocabulary(self) -> Any:
+        """A pandas index that turns names into codes."""
         return pd.Index(self.names, dtype=self.names.dtype)
 
     @cached_property
@@ -204,14 +203,12 @@ class Plan:
         self, split: int, codes: npt.NDArray[np.int32], date_index: npt.NDArray[np.int32], hashes: Words
     ) -> npt.NDArray[np.intp]:
         """Order of rows by (position key, hash, date, entity), stable, so that equal keys keep the order of the source."""
-        if self.orders[split] == "date":
-            order = np.lexsort((hashes, date_index))
-        else:
-            order = np.argsort(hashes, kind="stable")
+        by_date = self.orders[split] == "date"
+        order = np.lexsort((hashes, date_index)) if by_date else np.argsort(hashes, kind="stable")
         ties = (np.diff(hashes[order].view(np.int64)) == 0) & (np.diff(date_index[order]) | np.diff(codes[order]) != 0)
         if not ties.any():
             return order
-        keys = (codes, date_index, hashes, date_index) if self.orders[split] == "date" else (codes, date_index, hashes)
+        keys = (codes, date_index, hashes, date_index) if by_date else (codes, date_index, hashes)
         return np.lexsort(keys)
 
 

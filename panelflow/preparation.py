@@ -17,10 +17,11 @@ from panelflow import frames
 from panelflow.cluster import connect, run_tasks, survey
 from panelflow.errors import OptionError
 from panelflow.files import Folder
-from panelflow.panel import ENTITY_FROM_NAME, FileInfo, SourceFile, inspect_file, list_files, select_columns
+from panelflow.manifest import Job
 from panelflow.plan import Rules, make_layout
 from panelflow.progress import Reporter
-from panelflow.shuffle import Job, shuffle
+from panelflow.shuffle import shuffle
+from panelflow.source import ENTITY_FROM_NAME, FileInfo, SourceFile, inspect_file, list_files, select_columns
 from panelflow.splits import DateSplit, is_training
 from panelflow.staging import check_output, stage
 from panelflow.store import Dataset

@@ -87,7 +87,8 @@ class ArrayGrid:
 
 def encode_shard(grid: ArrayGrid, rows: npt.NDArray[Any]) -> Iterator[bytes | memoryview]:
     """Bytes of a shard file, one inner chunk at a time; ``rows`` are all rows of the shard, at most ``shard_rows``."""
-    assert 0 < len(rows) <= grid.shard_rows and rows.dtype == np.dtype(grid.dtype), (grid, rows.shape, rows.dtype)
+    assert 0 < len(rows) <= grid.shard_rows, (grid, rows.shape)
+    assert rows.dtype == np.dtype(grid.dtype), (grid, rows.dtype)
     index = np.full((grid.chunks_per_shard, 2), _ABSENT, dtype="<u8")
     offset = 0
     for number, start in enumerate(range(0, len(rows), grid.chunk_rows)):
@@ -95,7 +96,7 @@ def encode_shard(grid: ArrayGrid, rows: npt.NDArray[Any]) -> Iterator[bytes | me
         if len(chunk) < grid.chunk_rows:
             padding = np.full((grid.chunk_rows - len(chunk), *chunk.shape[1:]), grid.fill_value, dtype=chunk.dtype)
             chunk = np.concatenate([chunk, padding])
-        payload = memoryview(chunk).cast("B")
+        payload = chunk.data.cast("B")
         encoded = payload if grid.compression is None else memoryview(Zstd(level=_ZSTD_LEVEL).encode(payload))
         yield encoded
         yield _crc32c(encoded)
@@ -110,7 +111,7 @@ def digest_rows(rows: npt.NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for start in range(0, len(rows), 65536):
         part = np.ascontiguousarray(rows[start : start + 65536], dtype=rows.dtype.newbyteorder("<"))
-        digest.update(part.reshape(-1).view(np.uint8))
+        digest.update(part.reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -6,63 +6,31 @@ and finds it again when it runs a second time, so that a lost worker or a killed
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from distributed import Client, Future
 
-from panelflow import exchange, p2p
+from panelflow import gather, p2p, scatter
 from panelflow.cluster import Workers, run_tasks
-from panelflow.errors import ConservationError, DuplicateKeysError, PanelError
-from panelflow.exchange import BucketCount, Scan, ShardSummary
-from panelflow.files import Folder
-from panelflow.hashing import HASH_VERSION, add_checksums
-from panelflow.panel import Columns, FileInfo, Unit, make_units
-from panelflow.plan import (
-    Budget,
-    Layout,
-    Plan,
-    Rules,
-    Shard,
-    check_budget,
-    make_buckets,
-    make_budget,
-    make_shards,
-    unit_bytes_for,
-)
+from panelflow.errors import DuplicateKeysError, PanelError
+from panelflow.gather import BucketCount, ShardSummary
+from panelflow.manifest import Job, describe_content, describe_provenance, describe_storage, prove_conservation
+from panelflow.panel import Unit, make_units
+from panelflow.plan import Layout, Plan, Shard, check_budget, make_buckets, make_budget, make_shards, unit_bytes_for
 from panelflow.progress import Reporter
+from panelflow.scan import Scan, merge_scans, scan_unit
 from panelflow.scratch import ScratchReader, UnitSummary
 from panelflow.shards import ArrayGrid
-from panelflow.splits import DateSplit, assign, check_not_empty, is_training
+from panelflow.source import Columns, FileInfo
+from panelflow.splits import assign, check_not_empty
 from panelflow.staging import Staging
-from panelflow.statistics import Moments
-from panelflow.store import digest_names, make_grids, write_manifest, write_metadata
+from panelflow.store import make_grids, write_manifest, write_metadata
 
 _MERGED_AT_ONCE = 32
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to do, checked: everything but the source and the cluster."""
-
-    split: DateSplit
-    horizon: int
-    embargo: int
-    seed: int
-    rules: Rules
-    row_orders: tuple[str, ...]
-    exchange: str
-    compression: str | None
-    allow_empty: bool
-    source_options: dict[str, Any]
-    source_text: str
-    run: str
 
 
 def shuffle(
@@ -97,12 +65,12 @@ def shuffle(
     shards = make_shards(plan.buckets, rows, len(plan.orders), layout.shard_rows)
     grids = _make_grids(plan, shards)
     written = _gather(tasks, plan, plan_future, shards, grids, reader_of)
-    total = exchange.add_summaries(summaries)
-    conservation = _prove_conservation(plan, scan, total, counts, written)
-    content = _content(plan, job, total, counts, written, conservation)
+    total = scatter.add_summaries(summaries)
+    conservation = prove_conservation(plan, scan, total, counts, written)
+    content = describe_content(plan, job, total, counts, written, conservation)
     write_metadata(staging.dataset, grids, features=columns.features, targets=columns.targets, names=plan.names)
     write_manifest(
-        staging.dataset, content, _storage(plan, written), _provenance(job, budget, summaries, written, started)
+        staging.dataset, content, describe_storage(plan, written), describe_provenance(job, budget, summaries, written, started)
     )
 
 
@@ -140,13 +108,11 @@ def _scan(tasks: _Tasks, units: Sequence[Unit], columns: Columns) -> Scan:
     arguments = [(unit, columns, tasks.job.seed, tasks.job.source_options) for unit in units]
     total = sum(piece.nbytes for unit in units for piece in unit.pieces)
     sizes = iter([unit.nbytes for unit in units])
-    scans = tasks.run("scan", exchange.scan_unit, arguments, lambda scan: (next(sizes), 0), total, "bytes")
+    scans = tasks.run("scan", scan_unit, arguments, lambda scan: (next(sizes), 0), total, "bytes")
     level = 0
     while len(scans) > 1:
         groups = [scans[start : start + _MERGED_AT_ONCE] for start in range(0, len(scans), _MERGED_AT_ONCE)]
-        scans = run_tasks(
-            tasks.client, exchange.merge_scans, [(group,) for group in groups], f"panelflow-merge-{tasks._nonce}-{level}"
-        )
+        scans = run_tasks(tasks.client, merge_scans, [(group,) for group in groups], f"panelflow-merge-{tasks._nonce}-{level}")
         level += 1
     if not scans or scans[0].rows == 0:
         raise PanelError(f"The source has no rows: {tasks.job.source_text}")
@@ -181,15 +147,13 @@ ReaderOf = Callable[[int, int], Any]
 """What a task gets to read buckets ``[first, stop)`` from."""
 
 
-def _move(
-    tasks: _Tasks, units: Sequence[Unit], plan: Plan, plan_future: Future, rows: int
-) -> tuple[list[UnitSummary], ReaderOf]:
+def _move(tasks: _Tasks, units: Sequence[Unit], plan: Plan, plan_future: Future, rows: int) -> tuple[list[UnitSummary], ReaderOf]:
     """Bring the rows of each bucket together, by scratch files or by Dask's P2P shuffle."""
     job, scratch, num_buckets = tasks.job, tasks.staging.scratch, len(plan.buckets.split)
     measure = lambda summary: (summary.rows, summary.nbytes)  # noqa: E731
     if job.exchange == "files":
         arguments = [(unit, plan_future, scratch, job.run, job.source_options) for unit in units]
-        summaries = tasks.run("scatter", exchange.scatter_unit, arguments, measure, rows)
+        summaries = tasks.run("scatter", scatter.scatter_unit, arguments, measure, rows)
         reader = ScratchReader(scratch, len(units), num_buckets, plan.layout)
         return summaries, lambda first, stop: reader
     frames = p2p.exchange(tasks.client, units, plan, plan_future, scratch, job.run, job.source_options)
@@ -207,7 +171,7 @@ def _count(tasks: _Tasks, plan: Plan, plan_future: Future, reader_of: ReaderOf) 
     if duplicates and plan.rules.duplicates == "error":
         shown = [item for count in counts for item in count.shown]
         lines = ", ".join(
-            f"({name!r}, {pd.Timestamp(date)}: {size} rows)" for date, name, size in shown[: exchange.SHOWN_DUPLICATES]
+            f"({name!r}, {pd.Timestamp(date)}: {size} rows)" for date, name, size in shown[: gather.SHOWN_DUPLICATES]
         )
         raise DuplicateKeysError(
             f"{duplicates:,} rows repeat the (entity, date) of another: {lines}{', ...' if len(shown) > 10 else ''}. Correct the "
@@ -217,11 +181,11 @@ def _count(tasks: _Tasks, plan: Plan, plan_future: Future, reader_of: ReaderOf) 
 
 
 def _count_bucket(bucket: int, plan: Plan, reader: Any) -> BucketCount:
-    return exchange.count_bucket(bucket, plan, _open_reader(reader))
+    return gather.count_bucket(bucket, plan, _open_reader(reader))
 
 
 def _gather_shard(shard: Shard, plan: Plan, reader: Any, *rest: Any) -> ShardSummary:
-    return exchange.gather_shard(shard, plan, _open_reader(reader), *rest)
+    return gather.gather_shard(shard, plan, _open_reader(reader), *rest)
 
 
 def _open_reader(reader: Any) -> Any:
@@ -268,179 +232,4 @@ def _gather(
         for shard in shards
     ]
     total = sum(shard.num_rows for shard in shards)
-    return tasks.run(
-        "gather", _gather_shard, arguments, lambda summary: (summary.rows, sum(summary.sizes.values())), total
-    )
-
-
-def _prove_conservation(
-    plan: Plan, scan: Scan, total: UnitSummary, counts: Sequence[BucketCount], shards: Sequence[ShardSummary]
-) -> dict[str, Any]:
-    """Account for every source row by count and by key checksum.
-
-    Raises
-    ------
-    ConservationError
-        Something does not add up.
-    """
-    rows = {
-        "written": sum(shard.rows for shard in shards),
-        "outside_splits": total.outside,
-        "purged": sum(total.purged),
-        "missing_target": sum(total.missing_target),
-        "duplicate": sum(count.duplicates for count in counts),
-    }
-    checksums = {
-        "written": add_checksums(shard.checksum for shard in shards),
-        **{reason: total.checksums[reason] for reason in ("outside_splits", "purged", "missing_target")},
-        "duplicate": add_checksums(count.checksum for count in counts),
-    }
-    if sum(rows.values()) != scan.rows or add_checksums(checksums.values()) != scan.checksum:
-        raise ConservationError(
-            f"Rows do not add up and nothing was committed: the source has {scan.rows:,} rows with key checksum {scan.checksum:016x}, "
-            f"accounted for are {rows} with {add_checksums(checksums.values()):016x}. Please report this."
-        )
-    return {
-        "source_rows": scan.rows,
-        "rows": rows,
-        "source_checksum": f"{scan.checksum:016x}",
-        "checksums": {reason: f"{value:016x}" for reason, value in checksums.items()},
-    }
-
-
-def _content(
-    plan: Plan,
-    job: Job,
-    total: UnitSummary,
-    counts: Sequence[BucketCount],
-    shards: Sequence[ShardSummary],
-    conservation: dict[str, Any],
-) -> dict[str, Any]:
-    """What the dataset is: nothing in here depends on how it was made."""
-    columns, layout = plan.columns, plan.layout
-    return {
-        "seed": plan.seed,
-        "hash_version": HASH_VERSION,
-        "horizon": job.horizon,
-        "embargo": job.embargo,
-        "rules": {
-            "duplicates": plan.rules.duplicates,
-            "missing_target": plan.rules.missing_target,
-            "infinite": plan.rules.infinite,
-        },
-        "schema": {
-            "entity": {
-                "name": columns.entity,
-                "kind": plan.kind,
-                "count": len(plan.names),
-                "sha256": digest_names(plan.names),
-            },
-            "date": {
-                "name": columns.date,
-                "zone": plan.zone,
-                "count": len(plan.dates),
-                "first": _iso(plan.dates[0], plan.zone),
-                "last": _iso(plan.dates[-1], plan.zone),
-            },
-            "features": list(columns.features),
-            "targets": list(columns.targets),
-            "weight": columns.weight,
-            "dtype": layout.dtype,
-        },
-        "layout": {"chunk_rows": layout.chunk_rows, "shard_rows": layout.shard_rows},
-        "splits": {
-            name: _split_entry(index, name, plan, job, total, counts, shards)
-            for index, name in enumerate(plan.assignment.names)
-        },
-        "shards": {
-            name: [
-                {"rows": s.rows, "keys": list(s.keys), "checksum": f"{s.checksum:016x}", "sha256": s.digests}
-                for s in shards
-                if s.split == index
-            ]
-            for index, name in enumerate(plan.assignment.names)
-        },
-        "statistics": _statistics(plan, shards),
-        "infinite_made_missing": total.made_missing,
-        "conservation": conservation,
-    }
-
-
-def _split_entry(
-    index: int,
-    name: str,
-    plan: Plan,
-    job: Job,
-    total: UnitSummary,
-    counts: Sequence[BucketCount],
-    shards: Sequence[ShardSummary],
-) -> dict[str, Any]:
-    dates = plan.dates[plan.assignment.labels == index]
-    by_date: dict[int, int] = {}
-    for count in counts:
-        if plan.buckets.split[count.bucket] == index:
-            for date, rows in count.dates.items():
-                by_date[date] = by_date.get(date, 0) + rows
-    ordered = sorted(by_date)
-    dated = plan.orders[index] == "date"
-    start, end = job.split[name]
-    return {
-        "role": "training" if is_training(name) else "evaluation",
-        "row_order": plan.orders[index],
-        "start": None if start is None else str(start),
-        "end": None if end is None else str(end),
-        "first_date": _iso(dates[0], plan.zone) if len(dates) else None,
-        "last_date": _iso(dates[-1], plan.zone) if len(dates) else None,
-        "dates": len(dates),
-        "rows": sum(shard.rows for shard in shards if shard.split == index),
-        "purged_dates": plan.assignment.purged_dates(name),
-        "purged_rows": total.purged[index],
-        "missing_target_rows": total.missing_target[index],
-        "rows_per_date": {
-            "date": [int(plan.dates[date]) for date in ordered],
-            "rows": [by_date[date] for date in ordered],
-        }
-        if dated
-        else None,
-    }
-
-
-def _statistics(plan: Plan, shards: Sequence[ShardSummary]) -> dict[str, Any]:
-    moments = [Moments.from_lists(shard.moments) for shard in shards if shard.moments is not None]
-    merged = Moments.merge(moments) if moments else Moments.of(np.empty((0, plan.layout.num_features)))
-    return merged.table(plan.columns.features)
-
-
-def _storage(plan: Plan, shards: Sequence[ShardSummary]) -> dict[str, Any]:
-    return {
-        "compression": plan.compression,
-        "sizes": {
-            name: [shard.sizes for shard in shards if shard.split == index]
-            for index, name in enumerate(plan.assignment.names)
-        },
-    }
-
-
-def _provenance(
-    job: Job, budget: Budget, units: Sequence[UnitSummary], shards: Sequence[ShardSummary], started: float
-) -> dict[str, Any]:
-    libraries = ("panelflow", "dask", "distributed", "numpy", "pandas", "pyarrow", "zarr")
-    return {
-        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "seconds": round(time.time() - started, 3),
-        "versions": {name: version(name) for name in libraries},
-        "source": job.source_text,
-        "exchange": job.exchange,
-        "units": len(units),
-        "scratch_bytes": sum(unit.nbytes for unit in units),
-        "reused_units": sum(unit.reused for unit in units),
-        "reused_shards": sum(shard.reused for shard in shards),
-        "memory_budget": dict(budget.as_dict()),
-    }
-
-
-def _iso(date: Any, zone: str | None) -> str:
-    stamp = pd.Timestamp(int(date))
-    if zone is not None:
-        stamp = stamp.tz_localize("UTC").tz_convert(zone)
-    return str(stamp.isoformat())
+    return tasks.run("gather", _gather_shard, arguments, lambda summary: (summary.rows, sum(summary.sizes.values())), total)

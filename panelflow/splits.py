@@ -12,6 +12,7 @@ import datetime
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -89,7 +90,7 @@ class DateSplit(Mapping[str, Range]):
             if start >= end:
                 raise OptionError(f"Split {name!r} ends before it starts: {self._ranges[name]!r}")
         ordered = sorted(bounds, key=lambda name: bounds[name])
-        for left, right in zip(ordered, ordered[1:], strict=False):
+        for left, right in pairwise(ordered):
             if bounds[right][0] < bounds[left][1]:
                 raise OptionError(
                     f"Splits {left!r} {self._ranges[left]!r} and {right!r} {self._ranges[right]!r} share dates; "
@@ -106,7 +107,7 @@ def _to_ns(bound: Bound, zone: str | None, default: int) -> int:
         return default
     try:
         stamp = pd.Timestamp(bound)
-        if stamp is pd.NaT:
+        if pd.isna(stamp):
             raise ValueError("not a time")
         if stamp.tzinfo is None and zone is not None:
             stamp = stamp.tz_localize(zone)

@@ -200,7 +200,7 @@ def _is_alive(lease: dict[str, str]) -> bool:
         started = psutil.Process(int(lease["pid"])).create_time()
     except psutil.NoSuchProcess:
         return False
-    return abs(started - float(lease["started"])) < 1.0
+    return bool(abs(started - float(lease["started"])) < 1.0)
 
 
 def _beat(root: Folder, token: str, stopped: threading.Event) -> None:

@@ -1,4 +1,4 @@
-"""The dataset on disk: an ordinary Zarr v3 group with a manifest, opened, read and verified.
+"""The dataset on disk: an ordinary Zarr v3 group with a manifest, opened and read.
 
 The manifest stands in the attributes of the root group under ``panelflow``. Its ``content`` is what the dataset is, and
 ``dataset_id`` is the digest of that; ``storage`` says how the bytes lie, ``provenance`` where they came from.
@@ -22,13 +22,12 @@ from zarr.storage import FsspecStore, LocalStore
 
 from panelflow.errors import CorruptDatasetError, DatasetError, DatasetNotFoundError, OptionError
 from panelflow.files import Folder
-from panelflow.progress import Reporter
-from panelflow.shards import ArrayGrid, ShardReader, digest_rows
+from panelflow.shards import ArrayGrid, ShardReader
 from panelflow.splits import is_training
 
 FORMAT_VERSION = 1
 ROOT = "zarr.json"
-_DATE_ATTRIBUTES = {"units": "nanoseconds since 1970-01-01", "calendar": "proleptic_gregorian"}
+_DATE_ATTRIBUTES: dict[str, Any] = {"units": "nanoseconds since 1970-01-01", "calendar": "proleptic_gregorian"}
 
 
 def make_grids(
@@ -227,28 +226,29 @@ class Split:
         table = self._entry["rows_per_date"]
         return None if table is None else (np.array(table["date"], np.int64), np.array(table["rows"], np.int64))
 
-    def _array(self, name: str) -> zarr.Array[Any]:
+    def array(self, name: str) -> zarr.Array[Any]:
+        """An array of the split as plain Zarr opens it."""
         return cast("zarr.Array[Any]", self.dataset._group[f"{self.name}/{name}"])
 
     @property
     def features(self) -> zarr.Array[Any]:
-        return self._array("features")
+        return self.array("features")
 
     @property
     def targets(self) -> zarr.Array[Any]:
-        return self._array("targets")
+        return self.array("targets")
 
     @property
     def weight(self) -> zarr.Array[Any] | None:
-        return self._array("weight") if "weight" in self.grids else None
+        return self.array("weight") if "weight" in self.grids else None
 
     @property
     def entity(self) -> zarr.Array[Any]:
-        return self._array("entity")
+        return self.array("entity")
 
     @property
     def date(self) -> zarr.Array[Any]:
-        return self._array("date")
+        return self.array("date")
 
     def to_pandas(self, start: int = 0, stop: int | None = None) -> pd.DataFrame:
         """Rows ``[start, stop)`` in stored order, under the column names of the source.
@@ -377,71 +377,3 @@ def open(path: str | os.PathLike[str], *, storage_options: dict[str, Any] | None
         The manifest was altered.
     """
     return Dataset(Folder(os.fspath(path), storage_options or {}))
-
-
-def verify(dataset: Dataset, *, progress: bool = False) -> int:
-    """Read every byte of a dataset and compare it with the manifest.
-
-    Parameters
-    ----------
-    dataset
-        An open dataset. Memory: one chunk at a time, and one shard to digest it.
-    progress
-        Report rows, bytes and time left.
-
-    Returns
-    -------
-    int
-        Number of files checked.
-
-    Raises
-    ------
-    CorruptDatasetError
-        The first damage found; names the file and its rows.
-    """
-    dataset.entity_names  # noqa: B018  reading it checks it
-    content = dataset.manifest["content"]
-    checked = 2
-    with Reporter(progress) as reporter:
-        reporter.phase("verify", sum(split.num_rows for split in dataset.values()))
-        for split in dataset.values():
-            checked += _verify_metadata(split)
-            readers = split.readers()
-            for shard, entry in enumerate(content["shards"][split.name]):
-                for name, reader in readers.items():
-                    _verify_shard(reader, shard, entry["sha256"][name], dataset.manifest["storage"]["sizes"], split.name, name)
-                    checked += 1
-                reporter.advance(entry["rows"], entry["rows"] * sum(grid.row_bytes for grid in split.grids.values()))
-        reporter.finish()
-    return checked
-
-
-def _verify_shard(reader: ShardReader, shard: int, digest: str, sizes: dict[str, Any], split: str, name: str) -> None:
-    path = reader.folder.path(reader.grid.key(shard))
-    start, stop = reader.grid.shard_range(shard)
-    where = f"(rows {start:,} to {stop:,} of {reader.grid.path})"
-    found, wanted = reader.folder.size(reader.grid.key(shard)), sizes[split][shard][name]
-    if found is not None and found != wanted:
-        raise CorruptDatasetError(f"{path}: {found:,} bytes instead of {wanted:,}: truncated or altered {where}. Restore the file.")
-    if digest_rows(reader.read_shard(shard)) != digest:
-        raise CorruptDatasetError(f"{path}: its values are whole but are not those that were written {where}. Restore the file.")
-
-
-def _verify_metadata(split: Split) -> int:
-    """Compare what a plain Zarr reader would see with the manifest."""
-    for name, grid in split.grids.items():
-        path = split.dataset.folder.path(f"{grid.path}/{ROOT}")
-        try:
-            array = split._array(name)
-            seen = (array.shape, array.dtype, array.chunks, array.shards)
-        except Exception as error:
-            raise CorruptDatasetError(f"{path} is missing or not whole ({error}). Restore the file.") from error
-        inner = grid.shape[1:]
-        wanted = (grid.shape, np.dtype(grid.dtype), (grid.chunk_rows, *inner), (grid.shard_rows, *inner))
-        if seen != wanted:
-            raise CorruptDatasetError(f"{path} was altered: {seen} instead of {wanted}. Restore the file.")
-    for name in ("feature", "target"):
-        names = list(map(str, np.asarray(split._array(name)[:])))
-        if names != getattr(split.dataset, f"{name}s"):
-            raise CorruptDatasetError(f"{split.dataset.folder.path(f'{split.name}/{name}')}: names were altered. Restore the file.")
-    return len(split.grids) + 2

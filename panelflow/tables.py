@@ -26,7 +26,9 @@ def split_bytes(dataset: Dataset, name: str) -> int:
 def print_splits(dataset: Dataset) -> None:
     """Splits with their dates, rows and sizes, and the account of all source rows."""
     content = dataset.manifest["content"]
-    table = Table("split", "rows", "dates", "first", "last", "purged rows", "no target", "shards", "MB", title=dataset.folder.path())
+    table = Table(
+        "split", "rows", "dates", "first", "last", "purged rows", "no target", "shards", "MB", title=dataset.folder.path()
+    )
     for name, entry in content["splits"].items():
         table.add_row(
             name,

@@ -9,21 +9,15 @@ accumulated batches are spread over ranks.
 from __future__ import annotations
 
 import contextlib
-import copy
-import inspect
-import json
-import math
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
 from panelflow import checkpoint
@@ -35,53 +29,13 @@ from panelflow.loader import Batch, Loader
 from panelflow.metrics import Metrics
 from panelflow.modeling import RowLoss, predict_rows, resolve_loss, row_losses, standardize
 from panelflow.progress import Reporter
+from panelflow.record import MONITORS, Record, Result
+from panelflow.replica import exact_batch_norm, without_synchronisation, wrap
 from panelflow.splits import is_training
 from panelflow.store import Dataset, Split
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, OptimizerFactory] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-_MONITORS = {"loss": "min", "r2": "max", "r2_zero": "max", "ic": "max", "icir": "max", "rank_ic": "max", "rank_icir": "max"}
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What :func:`fit` returns on every rank.
-
-    Attributes
-    ----------
-    model
-        The trained model on its device, standardisation included: the best epoch's where early stopping is on, else the last.
-    history
-        One entry for each epoch: ``epoch``, ``train_loss``, ``steps``, ``seconds``, ``learning_rate`` and ``validation``.
-    best_epoch
-        Epoch with the best monitored metric, ``None`` without validation.
-    best_state, last_state
-        State dicts of both, on the CPU; ``best_state`` is ``None`` without validation.
-    stopped_early
-        Whether patience ended the run.
-    """
-
-    model: nn.Module
-    history: list[dict[str, Any]]
-    best_epoch: int | None
-    best_state: dict[str, Any] | None
-    last_state: dict[str, Any]
-    stopped_early: bool
-
-
-@dataclass
-class _Progress:
-    """Where a run stands, besides the parameters; saved with each checkpoint."""
-
-    updates: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0])  # weighted loss and weight of the running epoch
-    seconds: float = 0.0
-    history: list[dict[str, Any]] = field(default_factory=list)
-    best: float | None = None
-    best_epoch: int | None = None
-    best_state: dict[str, Any] | None = None
-    stopped_early: bool = False
 
 
 def fit(
@@ -186,10 +140,11 @@ def fit(
     _check_options(accumulate, precision, monitor, resume, scheduler_interval, early_stopping, epochs, checkpoint_every)
     train_split, validation_split = _choose_splits(dataset, train, validation, early_stopping)
     whole = standardize(model, dataset) if standardized else model
-    whole = _exact_batch_norm(whole, place).to(place.device)
+    whole = exact_batch_norm(whole, place).to(place.device)
     run = _Run(
         place=place,
         model=whole,
+        replica=whole,
         loss=resolve_loss(loss),
         optimizer=_make_optimizer(optimizer, whole, lr, weight_decay),
         scheduler=None,
@@ -211,17 +166,17 @@ def fit(
     )
     run.scheduler = None if scheduler is None else scheduler(run.optimizer)
     run.restore(resume)
-    run.wrap()
+    run.replica = wrap(whole, place, len(dataset.features))
     with Reporter(progress and place.is_first) as reporter:
         for epoch in range(run.loader.epoch, epochs):
-            if run.state.stopped_early:
+            if run.record.stopped_early:
                 break
             run.train_epoch(epoch, reporter)
             metrics = None
             if validation_split is not None:
                 metrics = evaluate(run.model, validation_split, loss=run.loss, precision=precision)
             run.end_epoch(epoch, metrics, monitor, early_stopping)
-    return run.result(early_stopping)
+    return run.record.result(run.model, choose_best=early_stopping is not None)
 
 
 @dataclass
@@ -230,6 +185,7 @@ class _Run:
 
     place: Place
     model: nn.Module
+    replica: nn.Module
     loss: RowLoss
     optimizer: torch.optim.Optimizer
     scheduler: LRScheduler | None
@@ -240,7 +196,7 @@ class _Run:
     step_scheduler: bool
     checkpoint_dir: str | os.PathLike[str] | None
     checkpoint_every: int | None
-    state: _Progress = field(default_factory=_Progress)
+    record: Record = field(default_factory=Record)
 
     # The loop -------------------------------------------------------------------------------------------------------------
 
@@ -248,7 +204,7 @@ class _Run:
         """All steps of an epoch that are left."""
         self.loader.set_epoch(epoch)
         reporter.phase(f"epoch {epoch}", self.loader.order.num_rows)
-        started = time.perf_counter() - self.state.seconds
+        started = time.perf_counter() - self.record.seconds
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)  # weighted loss, weight: this rank's share
@@ -256,25 +212,25 @@ class _Run:
         for batch in self.loader:
             torch.manual_seed(_step_seed(self.loader.order.seed, epoch, batch.step, self.place.rank))
             last = (batch.step + 1) % self.accumulate == 0 or batch.step + 1 == len(self.loader)
-            with contextlib.nullcontext() if last else self._without_synchronisation():
+            with contextlib.nullcontext() if last else without_synchronisation(self.replica):
                 batch_weight += self._backward(batch.to(self.place.device), sums)
             if not last:
                 continue
             self._update(self._global_weight(batch_weight))
             batch_weight = 0.0
-            self.state.updates += 1
+            self.record.updates += 1
             reporter.advance(self.accumulate * self.loader.order.batch_size)
-            if self.checkpoint_every and self.state.updates % self.checkpoint_every == 0:
-                self.state.seconds = time.perf_counter() - started
+            if self.checkpoint_every and self.record.updates % self.checkpoint_every == 0:
+                self.record.seconds = time.perf_counter() - started
                 self._save(sums)
-        self.state.seconds = time.perf_counter() - started
-        self.state.sums = self._total(sums)
+        self.record.seconds = time.perf_counter() - started
+        self.record.sums = self._total(sums)
         reporter.finish()
 
     def _backward(self, batch: Batch, sums: torch.Tensor) -> float:
         """Add the gradient of the weighted sum of losses; returns the weight of this batch, this rank's or the global one."""
         predictions = predict_rows(
-            self._module, batch.features, batch.targets.shape[1], precision=self.precision, device=self.place.device
+            self.replica, batch.features, batch.targets.shape[1], precision=self.precision, device=self.place.device
         )
         losses = row_losses(self.loss, predictions, batch.targets)
         if batch.weight is None:
@@ -304,85 +260,33 @@ class _Run:
         if self.scheduler is not None and self.step_scheduler:
             self.scheduler.step()
 
-    # Ranks ----------------------------------------------------------------------------------------------------------------
-
-    def wrap(self) -> None:
-        """Wrap the model in DDP and settle its gradient buckets, without touching any state.
-
-        DDP rebuilds its buckets after the first backward pass, which changes the order of summation on three or more ranks. One
-        pass over two rows of zeros before the first step makes the layout of a fresh and of a resumed run the same.
-        """
-        self._module: nn.Module = self.model
-        if self.place.world_size == 1:
-            return
-        ids = [self.place.device.index] if self.place.device.type == "cuda" else None
-        # Buffers are equal on all ranks from the start; torch renamed the option that broadcasts them before each pass.
-        known = inspect.signature(DistributedDataParallel).parameters
-        option = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        self._module = DistributedDataParallel(self.model, device_ids=ids, **{option: False})
-        buffers = {name: buffer.clone() for name, buffer in self.model.named_buffers()}
-        num_features, num_targets = len(self.loader.split.dataset.features), len(self.loader.split.dataset.targets)
-        zeros = torch.zeros(2, num_features, device=self.place.device)
-        predictions = predict_rows(self._module, zeros, num_targets, precision=self.precision, device=self.place.device)
-        predictions.sum().backward()  # type: ignore[no-untyped-call]  # torch ships it without a signature
-        self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(buffers[name])
-
-    def _without_synchronisation(self) -> contextlib.AbstractContextManager[None]:
-        if isinstance(self._module, DistributedDataParallel):
-            return self._module.no_sync()
-        return contextlib.nullcontext()
-
     def _total(self, sums: torch.Tensor) -> list[float]:
         """Sums of the epoch so far over all ranks and over the run before an interruption."""
         here = sum_over_ranks(sums.tolist(), self.place)
-        return [before + now for before, now in zip(self.state.sums, here, strict=True)]
+        return [before + now for before, now in zip(self.record.sums, here, strict=True)]
 
     # Epochs and checkpoints -----------------------------------------------------------------------------------------------
 
     def end_epoch(self, epoch: int, metrics: Metrics | None, monitor: str, patience: int | None) -> None:
         """Keep the figures and the best weights, decide whether to stop, step the scheduler, save."""
-        state = self.state
-        loss, weight = state.sums
-        entry = {
-            "epoch": epoch,
-            "train_loss": loss / weight if weight > 0 else None,
-            "steps": len(self.loader),
-            "updates": state.updates,
-            "seconds": state.seconds,
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
-            "validation": None if metrics is None else metrics.as_dict(),
-        }
-        state.history.append(entry)
-        if metrics is not None and self._improves(metrics.value(monitor), monitor):
-            state.best, state.best_epoch = metrics.value(monitor), epoch
-            state.best_state = _on_cpu(self.model.state_dict())
-        if patience is not None and epoch - (state.best_epoch if state.best_epoch is not None else -1) >= patience:
-            state.stopped_early = True
-        state.stopped_early = bool(from_first(state.stopped_early, self.place))
+        record = self.record
+        figures = {"steps": len(self.loader), "learning_rate": self.optimizer.param_groups[0]["lr"]}
+        record.end_epoch(epoch, figures, metrics, monitor, patience, self.model)
+        record.stopped_early = bool(from_first(record.stopped_early, self.place))
         if self.scheduler is not None and not self.step_scheduler:
             self.scheduler.step()
-        state.sums, state.seconds = [0.0, 0.0], 0.0
         self._save(None)
         if self.checkpoint_dir is not None and self.place.is_first:
-            _write_lines(Path(self.checkpoint_dir, "metrics.jsonl"), state.history)
-
-    def _improves(self, value: float, monitor: str) -> bool:
-        if not math.isfinite(value):
-            return False
-        best = self.state.best
-        return best is None or (value < best if _MONITORS[monitor] == "min" else value > best)
+            record.write(Path(self.checkpoint_dir, "metrics.jsonl"))
 
     def _save(self, sums: torch.Tensor | None) -> None:
         """Write a checkpoint; ``sums`` of the running epoch are joined over ranks first."""
         if self.checkpoint_dir is None:
             return
-        total = self.state.sums if sums is None else self._total(sums)
+        total = self.record.sums if sums is None else self._total(sums)
         if not self.place.is_first:
             return
-        progress = {**vars(self.state), "sums": total}
+        progress = {**vars(self.record), "sums": total}
         saved = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -391,7 +295,7 @@ class _Run:
             "progress": progress,
             "world_size": self.place.world_size,
         }
-        checkpoint.save(self.checkpoint_dir, self.state.updates, saved)
+        checkpoint.save(self.checkpoint_dir, self.record.updates, saved)
 
     def restore(self, resume: str) -> None:
         """Continue from the newest whole checkpoint, as ``resume`` says; rank 0 reads it for all."""
@@ -406,7 +310,9 @@ class _Run:
         if saved is None:
             return
         if resume == "never":
-            raise CheckpointError(f"{os.fspath(self.checkpoint_dir)} holds checkpoints of a run; resume it or choose another folder.")
+            raise CheckpointError(
+                f"{os.fspath(self.checkpoint_dir)} holds checkpoints of a run; resume it or choose another folder."
+            )
         self.loader.load_state_dict(saved["loader"])
         try:
             self.model.load_state_dict(saved["model"])
@@ -415,35 +321,14 @@ class _Run:
             raise CheckpointError(f"The checkpoint in {os.fspath(self.checkpoint_dir)} is of another model: {error}") from error
         if self.scheduler is not None and saved["scheduler"] is not None:
             self.scheduler.load_state_dict(saved["scheduler"])
-        self.state = _Progress(**saved["progress"])
-
-    def result(self, early_stopping: int | None) -> Result:
-        """The trained model and what is known of the run."""
-        state = self.state
-        last = _on_cpu(self.model.state_dict())
-        if early_stopping is not None and state.best_state is not None:
-            self.model.load_state_dict(state.best_state)
-        self.model.eval()
-        return Result(self.model, state.history, state.best_epoch, state.best_state, last, state.stopped_early)
+        self.record = Record(**saved["progress"])
 
 
 def _step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
     return int(fold(seed, epoch, step, rank)[0] >> np.uint64(1))
 
 
-def _on_cpu(state: dict[str, Any]) -> dict[str, Any]:
-    return {name: copy.deepcopy(value).cpu() if isinstance(value, torch.Tensor) else value for name, value in state.items()}
-
-
-def _write_lines(path: Path, entries: list[dict[str, Any]]) -> None:
-    partial = path.with_suffix(".tmp")
-    partial.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    partial.replace(path)
-
-
-def _make_optimizer(
-    optimizer: str | OptimizerFactory, model: nn.Module, lr: float, weight_decay: float
-) -> torch.optim.Optimizer:
+def _make_optimizer(optimizer: str | OptimizerFactory, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
     if callable(optimizer):
         return optimizer(model.parameters())
     if optimizer not in _OPTIMIZERS:
@@ -461,22 +346,10 @@ def _choose_splits(
         train = names[0]
     if dataset[train].num_rows == 0:
         raise OptionError(f"The split to train on has no rows; train={train!r}")
-    found = dataset[validation] if validation in dataset else None
+    found = dataset[validation] if validation is not None and validation in dataset else None
     if found is None and early_stopping is not None:
         raise OptionError(f"Early stopping needs a validation split among {list(dataset)}; validation={validation!r}")
     return dataset[train], found
-
-
-def _exact_batch_norm(model: nn.Module, place: Place) -> nn.Module:
-    if place.world_size == 1 or not any(isinstance(module, _BATCH_NORMS) for module in model.modules()):
-        return model
-    if place.device.type != "cuda":
-        raise OptionError(
-            "BatchNorm normalises each rank by its own rows, so that several ranks would not compute what one does; torch can "
-            "join the statistics on CUDA only. Use LayerNorm, or train on one rank."
-        )
-    converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return converted
 
 
 def _check_options(
@@ -491,7 +364,7 @@ def _check_options(
 ) -> None:
     choices = {
         "precision": (precision, ("fp32", "bf16")),
-        "monitor": (monitor, tuple(_MONITORS)),
+        "monitor": (monitor, tuple(MONITORS)),
         "resume": (resume, ("auto", "must", "never")),
         "scheduler_interval": (scheduler_interval, ("epoch", "step")),
     }

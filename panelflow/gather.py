@@ -1,0 +1,181 @@
+"""Third pass: count the keys of each bucket, then collect each shard in order and write it whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from panelflow.files import Folder
+from panelflow.hashing import key_checksum
+from panelflow.plan import Plan, Shard
+from panelflow.scratch import Block, Reader
+from panelflow.shards import ArrayGrid, digest_rows, encode_shard
+from panelflow.statistics import Moments
+
+SHOWN_DUPLICATES = 10
+
+
+@dataclass(frozen=True)
+class BucketCount:
+    """Final rows of a bucket and the duplicates in it.
+
+    Attributes
+    ----------
+    shown
+        Up to ten duplicate keys: date in nanoseconds, entity, number of rows.
+    dates
+        Date index -> final rows, for splits in date order only.
+    """
+
+    bucket: int
+    rows: int
+    duplicates: int
+    checksum: int
+    shown: list[tuple[int, Any, int]]
+    dates: dict[int, int]
+
+
+def count_bucket(bucket: int, plan: Plan, reader: Reader) -> BucketCount:
+    """Sort the keys of a bucket, find equal neighbours, and count what stays."""
+    split = int(plan.buckets.split[bucket])
+    keys = np.concatenate(reader.keys(bucket, bucket + 1))
+    codes, dates = keys[:, 0], keys[:, 1]
+    hashes = plan.hashes(codes, dates)
+    order = plan.sorted_order(split, codes, dates, hashes)
+    repeated = _repeats(codes[order], dates[order])
+    kept = order[~repeated]
+    starts = np.flatnonzero(repeated & ~np.concatenate((repeated[1:], [False]))) if len(order) else np.empty(0, np.int64)
+    shown = []
+    for last in starts[:SHOWN_DUPLICATES]:
+        row = order[last]
+        size = int(np.sum((codes == codes[row]) & (dates == dates[row])))
+        shown.append((int(plan.dates[dates[row]]), plan.names[codes[row]], size))
+    by_date: dict[int, int] = {}
+    if plan.orders[split] == "date":
+        values, counts = np.unique(dates[kept], return_counts=True)
+        by_date = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    return BucketCount(bucket, len(kept), int(repeated.sum()), key_checksum(hashes[order[repeated]]), shown, by_date)
+
+
+def _repeats(codes: npt.NDArray[np.int32], dates: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
+    """Rows, in order, whose key is that of the row before."""
+    repeated = np.zeros(len(codes), dtype=bool)
+    repeated[1:] = (codes[1:] == codes[:-1]) & (dates[1:] == dates[:-1])
+    return repeated
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What a shard holds.
+
+    Attributes
+    ----------
+    keys
+        Position key of its first and last row, hexadecimal.
+    digests, sizes
+        SHA-256 of the decoded values and bytes on disk, for each array.
+    moments
+        Statistics of its features, for training splits.
+    """
+
+    split: int
+    index: int
+    rows: int
+    checksum: int
+    keys: tuple[str, str]
+    digests: dict[str, str]
+    sizes: dict[str, int]
+    moments: dict[str, list[Any]] | None
+    reused: bool = False
+
+
+def gather_shard(
+    shard: Shard, plan: Plan, reader: Reader, grids: Sequence[ArrayGrid], dataset: Folder, scratch: Folder, run: str
+) -> ShardSummary:
+    """Collect the rows of a shard in order and write its file of each array; a finished shard of the same run is kept."""
+    summary = _read_done(shard, grids, dataset, scratch, run)
+    if summary is not None:
+        return summary
+    segments = reader.keys(shard.first_bucket, shard.stop_bucket)
+    keys = np.concatenate(segments)
+    codes, dates = keys[:, 0], keys[:, 1]
+    hashes = plan.hashes(codes, dates)
+    chosen = _choose_rows(shard, plan, codes, dates, hashes)
+    assert len(chosen) == shard.num_rows, (shard, len(chosen))
+    block = _place_rows(shard, plan, reader, [len(segment) for segment in segments], chosen)
+    arrays = _split_arrays(plan, block, codes[chosen], dates[chosen])
+    sizes = {}
+    for grid in grids:
+        name = grid.path.rsplit("/", 1)[-1]
+        sizes[name] = dataset.write(grid.key(shard.index), encode_shard(grid, arrays[name]))
+    positions = dates[chosen] if plan.orders[shard.split] == "date" else hashes[chosen]
+    moments = Moments.of(arrays["features"]).as_lists() if plan.training[shard.split] else None
+    summary = ShardSummary(
+        split=shard.split,
+        index=shard.index,
+        rows=shard.num_rows,
+        checksum=key_checksum(hashes[chosen]),
+        keys=(f"{int(positions[0]):016x}", f"{int(positions[-1]):016x}"),
+        digests={name: digest_rows(array) for name, array in arrays.items()},
+        sizes=sizes,
+        moments=moments,
+    )
+    scratch.write(_done_name(shard), [json.dumps({"run": run, "summary": asdict(summary)}).encode()])
+    return summary
+
+
+def _choose_rows(
+    shard: Shard, plan: Plan, codes: npt.NDArray[np.int32], dates: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.intp]:
+    """Rows of the shard among those of its buckets, in order; of equal keys the first or the last of the source stays."""
+    order = plan.sorted_order(shard.split, codes, dates, hashes)
+    repeated = _repeats(codes[order], dates[order])
+    if plan.rules.duplicates == "last":
+        repeated = np.concatenate((repeated[1:], [False]))
+    kept = order[~repeated]
+    return kept[shard.skip : shard.skip + shard.num_rows]
+
+
+def _place_rows(shard: Shard, plan: Plan, reader: Reader, lengths: Sequence[int], chosen: npt.NDArray[np.intp]) -> Block:
+    """Row block of the shard, filled one segment at a time."""
+    destination = np.full(sum(lengths), -1, dtype=np.int64)
+    destination[chosen] = np.arange(len(chosen))
+    block = np.empty((len(chosen), plan.layout.width), dtype=plan.layout.dtype)
+    start = 0
+    for length, segment in zip(lengths, reader.blocks(shard.first_bucket, shard.stop_bucket), strict=True):
+        target = destination[start : start + length]
+        wanted = target >= 0
+        block[target[wanted]] = segment[wanted]
+        start += length
+    return block
+
+
+def _split_arrays(
+    plan: Plan, block: Block, codes: npt.NDArray[np.int32], dates: npt.NDArray[np.int32]
+) -> dict[str, npt.NDArray[Any]]:
+    targets_at = plan.layout.num_features
+    weight_at = targets_at + plan.layout.num_targets
+    arrays = {"features": block[:, :targets_at], "targets": block[:, targets_at:weight_at]}
+    if plan.layout.weighted:
+        arrays["weight"] = block[:, weight_at]
+    return arrays | {"entity": codes, "date": plan.dates[dates]}
+
+
+def _done_name(shard: Shard) -> str:
+    return f"shards/{shard.split:03d}-{shard.index:08d}.json"
+
+
+def _read_done(shard: Shard, grids: Sequence[ArrayGrid], dataset: Folder, scratch: Folder, run: str) -> ShardSummary | None:
+    if not scratch.exists(_done_name(shard)):
+        return None
+    done = json.loads(scratch.read(_done_name(shard)))
+    if done["run"] != run:
+        return None
+    summary = ShardSummary(**done["summary"] | {"reused": True, "keys": tuple(done["summary"]["keys"])})
+    whole = all(dataset.size(grid.key(shard.index)) == summary.sizes[grid.path.rsplit("/", 1)[-1]] for grid in grids)
+    return summary if whole else None

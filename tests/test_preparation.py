@@ -1,0 +1,607 @@
+"""The promises of ``prepare``, on a real cluster and real files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from distributed import Client, LocalCluster
+
+import panelflow as pf
+from panels import OPTIONS, SPLIT, expected_split, key_hashes, make_panel
+
+Prepare = Callable[..., pf.Dataset]
+PANEL = make_panel()
+
+
+@pytest.fixture(scope="module")
+def parquet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test panel as one file."""
+    path = tmp_path_factory.mktemp("source") / "panel.parquet"
+    PANEL.to_parquet(path, index=False, row_group_size=300)
+    return path
+
+
+def files_of(dataset: pf.Dataset) -> dict[str, bytes]:
+    """Every file of a dataset but its root document."""
+    root = Path(dataset.folder.path())
+    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    del files["zarr.json"]
+    return files
+
+
+def assert_same(left: pf.Dataset, right: pf.Dataset) -> None:
+    """Same bytes: every file, and the manifest but its provenance."""
+    assert left.dataset_id == right.dataset_id
+    assert left.manifest["storage"] == right.manifest["storage"]
+    assert files_of(left) == files_of(right)
+
+
+# Contracts 1, 3, 4: what is in a dataset ----------------------------------------------------------------------------------
+
+
+def test_rows_order_and_account_equal_one_sort_in_pandas(dataset: pf.Dataset) -> None:
+    dates = pd.DatetimeIndex(sorted(PANEL["date"].unique()))
+    ends = [dates.searchsorted(pd.Timestamp(day)) for day in ("2015-03-01", "2015-05-01")]
+    kept = {"train": dates[: ends[0] - 3], "validation": dates[ends[0] : ends[1] - 3], "test": dates[ends[1] :]}
+    for name, days in kept.items():
+        expected = expected_split(PANEL, days, "hash" if name == "train" else "date")
+        found = dataset[name].to_pandas()
+        pd.testing.assert_frame_equal(found, expected[found.columns], check_dtype=False)
+        assert found["f0"].dtype == np.float32
+    account = dataset.manifest["content"]["conservation"]
+    written = sum(len(days) for days in kept.values()) * 23
+    assert account["rows"] == {
+        "written": written,
+        "outside_splits": 0,
+        "purged": 6 * 23,
+        "missing_target": 0,
+        "duplicate": 0,
+    }
+    assert account["source_rows"] == len(PANEL)
+
+
+def test_training_rows_ascend_by_hash_and_evaluation_by_date(dataset: pf.Dataset) -> None:
+    assert (np.diff(key_hashes(dataset["train"].to_pandas()).astype(object)) > 0).all()
+    for name in ("validation", "test"):
+        assert dataset[name].to_pandas()["date"].is_monotonic_increasing
+
+
+def test_every_shard_but_the_last_is_full(dataset: pf.Dataset) -> None:
+    for name, shards in dataset.manifest["content"]["shards"].items():
+        rows = [shard["rows"] for shard in shards]
+        assert len(rows) > 1
+        assert set(rows[:-1]) == {dataset.manifest["content"]["layout"]["shard_rows"]}
+        assert sum(rows) == dataset[name].num_rows
+
+
+def test_training_shards_are_random_cross_sections(prepare: Prepare) -> None:
+    panel = make_panel(num_stocks=200, num_dates=100)
+    split = pf.DateSplit(train=(None, None))
+    train = prepare(panel, split=split, chunk_rows=512, shard_bytes=512 * 16 * 4)["train"].to_pandas()
+    for start in range(0, len(train) - 2000, 2000):
+        run = train.iloc[start : start + 2000]
+        assert run["stock"].nunique() == 200
+        assert run["date"].nunique() == 100
+        counts = run["stock"].value_counts().to_numpy()
+        chi_square = float(((counts - 10.0) ** 2 / 10.0).sum())
+        assert 130 < chi_square < 280  # 199 degrees of freedom: four standard deviations
+
+
+def test_statistics_are_of_the_purged_training_rows(dataset: pf.Dataset) -> None:
+    train = dataset["train"].to_pandas()[dataset.features].astype(np.float64)
+    for name, row in dataset.statistics.iterrows():
+        assert row["count"] == len(train)
+        assert row["mean"] == pytest.approx(train[name].mean(), rel=1e-12, abs=1e-15)
+        assert row["std"] == pytest.approx(train[name].std(ddof=0), rel=1e-12)
+
+
+def test_row_order_can_be_overridden(prepare: Prepare) -> None:
+    ds = prepare(PANEL, row_order={"train": "date", "test": "hash"})
+    assert ds["train"].to_pandas()["date"].is_monotonic_increasing
+    assert (np.diff(key_hashes(ds["test"].to_pandas()).astype(object)) > 0).all()
+    assert ds["validation"].row_order == "date"
+    with pytest.raises(pf.OptionError, match="'holdout'"):
+        prepare(PANEL, row_order={"holdout": "date"})
+
+
+# Contract 2: one panel, one seed, one dataset -----------------------------------------------------------------------------
+
+
+def write_sixty_files(folder: Path) -> Path:
+    folder.mkdir()
+    shuffled = PANEL.sample(frac=1, random_state=1)
+    for number, rows in enumerate(np.array_split(np.arange(len(PANEL)), 60)):
+        shuffled.iloc[rows].to_parquet(folder / f"part-{number:02d}.parquet", index=False, row_group_size=17)
+    return folder
+
+
+SOURCES: dict[str, Callable[[Path], Any]] = {
+    "sixty files, shuffled": lambda tmp: write_sixty_files(tmp / "sixty"),
+    "pandas": lambda tmp: PANEL,
+    "pandas, reversed": lambda tmp: PANEL.iloc[::-1],
+    "pandas, keys in the index": lambda tmp: PANEL.set_index(["date", "stock"]),
+    "dask, one partition": lambda tmp: dd.from_pandas(PANEL, npartitions=1),
+    "dask, seven partitions": lambda tmp: dd.from_pandas(PANEL.iloc[::-1], npartitions=7, sort=False),
+    "dask, index is the date": lambda tmp: dd.from_pandas(PANEL.set_index("date"), npartitions=5),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_same_bytes_from_any_source(prepare: Prepare, unweighted: pf.Dataset, tmp_path: Path, kind: str) -> None:
+    assert_same(prepare(SOURCES[kind](tmp_path)), unweighted)
+
+
+def test_same_bytes_from_csv_of_any_cut(
+    prepare: Prepare, unweighted: pf.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "csv").mkdir()
+    for stock, rows in PANEL.groupby("stock"):
+        rows.to_csv(tmp_path / "csv" / f"{stock}.csv", index=False)
+    assert_same(prepare(tmp_path / "csv"), unweighted)
+    monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: 5000)  # cuts every file in several byte ranges
+    assert_same(prepare(str(tmp_path / "csv" / "*.csv")), unweighted)
+
+
+def test_same_bytes_from_p2p(prepare: Prepare, dataset: pf.Dataset, parquet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: 20_000)
+    assert_same(prepare(PANEL, exchange="p2p", weight="size"), dataset)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_same_bytes_from_any_cluster(unweighted: pf.Dataset, parquet: Path, tmp_path: Path, workers: int) -> None:
+    options = {**OPTIONS, "workers": workers, "memory_limit": "1GiB" if workers == 4 else "2GiB"}
+    assert_same(pf.prepare(parquet, tmp_path / "out.zarr", **options), unweighted)
+
+
+def test_same_bytes_in_another_process_with_another_hash_seed(unweighted: pf.Dataset, parquet: Path, tmp_path: Path) -> None:
+    code = f"""
+import panelflow as pf
+from panels import OPTIONS
+if __name__ == "__main__":
+    pf.prepare({str(parquet)!r}, {str(tmp_path / "out.zarr")!r}, workers=1, **OPTIONS)
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    env = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run([sys.executable, str(script)], check=True, env=env)
+    assert_same(pf.open(tmp_path / "out.zarr"), unweighted)
+
+
+def test_fewer_features_keep_the_rows(prepare: Prepare, unweighted: pf.Dataset) -> None:
+    narrow = prepare(PANEL, features=["f2"], shard_bytes=64 * 4 * 4)
+    for name in narrow:
+        keys = ["stock", "date", "f2", "ret"]
+        pd.testing.assert_frame_equal(narrow[name].to_pandas()[keys], unweighted[name].to_pandas()[keys])
+
+
+def test_seed_and_options_that_mean_something_change_the_id(prepare: Prepare, unweighted: pf.Dataset) -> None:
+    for changes in ({"seed": 1}, {"horizon": 4}, {"features": ["f0"]}, {"chunk_rows": 32}, {"dtype": "float64"}):
+        assert prepare(PANEL, **changes).dataset_id != unweighted.dataset_id
+
+
+@pytest.mark.parametrize("compression", ["zstd"])
+def test_compression_changes_files_and_not_values(prepare: Prepare, unweighted: pf.Dataset, compression: str) -> None:
+    packed = prepare(PANEL, compression=compression)
+    assert packed.dataset_id == unweighted.dataset_id
+    assert pf.verify(packed) == pf.verify(unweighted)
+    pd.testing.assert_frame_equal(packed["train"].to_pandas(), unweighted["train"].to_pandas())
+
+
+# Keys -----------------------------------------------------------------------------------------------------------------------
+
+DATE_KINDS: dict[str, Callable[[pd.Series], Any]] = {
+    "s": lambda d: pa.array(d).cast(pa.timestamp("s")),
+    "ms": lambda d: pa.array(d).cast(pa.timestamp("ms")),
+    "us": lambda d: pa.array(d).cast(pa.timestamp("us")),
+    "ns": lambda d: pa.array(d).cast(pa.timestamp("ns")),
+    "date32": lambda d: pa.array(d).cast(pa.timestamp("ns")).cast(pa.date32()),
+    "date64": lambda d: pa.array(d).cast(pa.timestamp("ns")).cast(pa.date64()),
+    "ISO text": lambda d: pa.array(d.dt.strftime("%Y-%m-%d").tolist()),
+    "ISO text with time": lambda d: pa.array(d.dt.strftime("%Y-%m-%dT%H:%M:%S").tolist()),
+    "yyyymmdd text": lambda d: pa.array(d.dt.strftime("%Y%m%d").tolist()),
+    "yyyymmdd integers": lambda d: pa.array(d.dt.strftime("%Y%m%d").astype(int).tolist(), pa.int32()),
+    "categories": lambda d: pa.array(d.dt.strftime("%Y-%m-%d").tolist()).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("kind", DATE_KINDS)
+def test_same_bytes_from_any_kind_of_date(prepare: Prepare, unweighted: pf.Dataset, tmp_path: Path, kind: str) -> None:
+    table = pa.Table.from_pandas(PANEL, preserve_index=False)
+    index = table.column_names.index("date")
+    pq.write_table(table.set_column(index, "date", DATE_KINDS[kind](PANEL["date"])), tmp_path / "panel.parquet")
+    assert_same(prepare(tmp_path / "panel.parquet"), unweighted)
+
+
+def test_same_bytes_from_categories_that_differ_per_file(prepare: Prepare, unweighted: pf.Dataset, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(len(PANEL)), 5)):
+        part = PANEL.iloc[rows].astype({"stock": "category"})
+        part["stock"] = part["stock"].cat.add_categories(["never seen"])
+        part.to_parquet(tmp_path / "in" / f"{number}.parquet", index=False)
+    ds = prepare(tmp_path / "in")
+    assert_same(ds, unweighted)
+    assert "never seen" not in ds.entity_names
+
+
+def test_odd_tickers_are_text(prepare: Prepare, tmp_path: Path) -> None:
+    tickers = ["NA", "nan", "null", "true", "inf", "1e5", "007", "BRK.B", "ALL"]
+    panel = PANEL[PANEL["stock"].isin([f"S{i:03d}" for i in range(9)])].copy()
+    panel["stock"] = panel["stock"].map(dict(zip(sorted(panel["stock"].unique()), tickers, strict=True)))
+    panel.to_csv(tmp_path / "panel.csv", index=False)
+    ds = prepare(tmp_path / "panel.csv")
+    assert ds.entity_names.tolist() == sorted(tickers)
+    assert ds["train"].to_pandas()["stock"].value_counts().nunique() == 1
+
+
+def test_integer_entities_stay_integers(prepare: Prepare, tmp_path: Path) -> None:
+    panel = PANEL.assign(stock=2**60 + PANEL["stock"].str[1:].astype("int64"))
+    ds = prepare(panel)
+    assert ds.entity_names.dtype == np.int64
+    assert ds.entity_names.tolist() == [2**60 + i for i in range(23)]
+    assert ds["train"].to_pandas()["stock"].nunique() == 23
+
+
+def test_more_entities_than_sixteen_bits(prepare: Prepare) -> None:
+    names = [f"T{i}" for i in range(70_000)]
+    panel = pd.DataFrame({"stock": names, "date": pd.Timestamp("2015-01-05"), "f0": np.arange(70_000.0), "ret": 0.0})
+    ds = prepare(panel, split=pf.DateSplit(train=(None, None)), chunk_rows=1024, shard_bytes="1MiB")
+    rows = ds["train"].to_pandas()
+    assert (rows["stock"] == "T" + rows["f0"].astype(int).astype(str)).all()
+    assert rows["stock"].nunique() == 70_000
+
+
+def test_minute_bars_with_a_zone(prepare: Prepare) -> None:
+    stamps = pd.date_range("2020-03-06 09:30", periods=400, freq="min", tz="America/New_York").append(
+        pd.date_range("2020-03-09 09:30", periods=400, freq="min", tz="America/New_York")
+    )
+    panel = pd.DataFrame({"stock": "A", "date": stamps, "f0": np.arange(800.0), "ret": 1.0})
+    split = pf.DateSplit(train=(None, "2020-03-09T10:00"), test=("2020-03-09T10:00", None))
+    ds = prepare(panel, split=split, horizon=10)
+    assert (ds["train"].num_rows, ds["test"].num_rows) == (420, 370)
+    dates = ds["test"].to_pandas()["date"]
+    assert str(dates.dt.tz) == "America/New_York"
+    assert dates.iloc[0] == pd.Timestamp("2020-03-09 10:00", tz="America/New_York")
+    text = panel.assign(date=[stamp.isoformat() for stamp in stamps])
+    assert prepare(text, split=pf.DateSplit(train=(None, "2020-03-09T14:00Z")), horizon=10)["train"].num_rows == 430
+
+
+def test_a_file_name_template_and_hive_paths(prepare: Prepare, unweighted: pf.Dataset, tmp_path: Path) -> None:
+    for stock, rows in PANEL.groupby("stock"):
+        folder = tmp_path / "hive" / f"stock={stock}"
+        folder.mkdir(parents=True)
+        rows.drop(columns="stock").to_parquet(folder / "0.parquet", index=False)
+        (tmp_path / "names").mkdir(exist_ok=True)
+        rows.drop(columns="stock").to_csv(tmp_path / "names" / f"{stock}.us.txt", index=False)
+    assert_same(prepare(tmp_path / "hive"), unweighted)
+    named = prepare(tmp_path / "names", entity="{entity}.us.txt")
+    assert named.entity_names.tolist() == unweighted.entity_names.tolist()
+    np.testing.assert_array_equal(named["train"].features[:], unweighted["train"].features[:])
+
+
+# Values ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_all_null_column_in_one_file_changes_nothing(prepare: Prepare, tmp_path: Path) -> None:
+    gaps = PANEL.copy()
+    gaps.loc[:499, "f1"] = np.nan
+    nulls = gaps.assign(f1=gaps["f1"].astype(object).where(gaps["f1"].notna(), None))
+    for kind, parts in {"typed": gaps, "null": nulls}.items():
+        (tmp_path / kind).mkdir()
+        for number, rows in enumerate((slice(0, 500), slice(500, None))):
+            part = parts.iloc[rows]
+            if kind == "null" and number:
+                part = part.astype({"f1": np.float32})
+            part.to_parquet(tmp_path / kind / f"{number}.parquet", index=False)
+    assert pq.read_schema(tmp_path / "null" / "0.parquet").field("f1").type == pa.null()
+    typed, null = prepare(tmp_path / "typed"), prepare(tmp_path / "null")
+    assert_same(typed, null)
+    assert typed.statistics.loc["f1", "missing"] > 0
+
+
+def test_integers_booleans_and_decimals_are_converted(prepare: Prepare, tmp_path: Path) -> None:
+    panel = PANEL.assign(f0=np.arange(len(PANEL)) % 100, f1=PANEL["f1"] > 0, f2=(PANEL["f2"] * 100).round() / 100 + 0.0)
+    table = pa.Table.from_pandas(panel, preserve_index=False)
+    decimal = pa.array(panel["f2"].astype(str).tolist()).cast(pa.decimal128(9, 2))
+    pq.write_table(table.set_column(table.column_names.index("f2"), "f2", decimal), tmp_path / "panel.parquet")
+    panel.to_csv(tmp_path / "panel.csv", index=False)
+    first = prepare(tmp_path / "panel.parquet")
+    assert_same(first, prepare(tmp_path / "panel.csv"))
+    rows = first["train"].to_pandas()
+    assert set(rows["f1"].unique()) == {0.0, 1.0}
+    assert rows["f0"].max() == 99
+
+
+def test_missing_targets(prepare: Prepare) -> None:
+    gaps = PANEL.copy()
+    gaps.loc[::10, "ret"] = np.nan
+    dropped = prepare(gaps)
+    account = dropped.manifest["content"]["conservation"]["rows"]
+    in_splits = gaps["date"].isin(pd.concat([prepare(PANEL)[n].to_pandas()["date"] for n in SPLIT]).unique())
+    assert account["missing_target"] == (gaps["ret"].isna() & in_splits).sum() > 0
+    kept = prepare(gaps, missing_target="keep")
+    assert kept["train"].num_rows == dropped["train"].num_rows
+    assert kept["test"].num_rows == (gaps["date"] >= "2015-05-01").sum()
+    assert np.isnan(kept["test"].targets[:]).any()
+    with pytest.raises(pf.PanelError, match=r"row \d+.*target.*missing in \d+ rows"):
+        prepare(gaps, missing_target="error")
+
+
+def test_infinite_features_can_be_made_missing(prepare: Prepare) -> None:
+    bad = PANEL.copy()
+    bad.loc[[5, 7], "f2"] = np.inf
+    ds = prepare(bad, infinite="missing")
+    assert ds.manifest["content"]["infinite_made_missing"] == {"f2": 2}
+    assert ds.statistics.loc["f2", "missing"] == 2
+
+
+def test_duplicates(prepare: Prepare, tmp_path: Path) -> None:
+    again = PANEL.iloc[[3, 3, 500]].copy()
+    again["f0"] = [101.0, 102.0, 103.0]
+    both = pd.concat([PANEL, again], ignore_index=True)
+    with pytest.raises(pf.DuplicateKeysError, match=r"3 rows repeat.*'S000', 2015-01-06 00:00:00: 3 rows"):
+        prepare(both)
+    assert not (tmp_path / "out0.zarr").exists()
+    first, last = prepare(both, duplicates="first"), prepare(both, duplicates="last")
+    assert first.manifest["content"]["conservation"]["rows"]["duplicate"] == 3
+    pd.testing.assert_frame_equal(first["train"].to_pandas(), prepare(PANEL)["train"].to_pandas())
+    assert {102.0, 103.0} <= set(last["train"].to_pandas()["f0"])
+    for exchange in ("files", "p2p"):
+        (tmp_path / exchange).mkdir()
+        PANEL.to_parquet(tmp_path / exchange / "b.parquet", index=False)
+        again.to_parquet(tmp_path / exchange / "a.parquet", index=False)
+        ds = prepare(tmp_path / exchange, duplicates="first", exchange=exchange)  # a.parquet comes first
+        assert {101.0, 103.0} <= set(ds["train"].to_pandas()["f0"])
+
+
+def test_weights_are_stored(dataset: pf.Dataset) -> None:
+    train = dataset["train"].to_pandas()
+    assert dataset["train"].weight is not None
+    merged = train.merge(PANEL, on=["stock", "date"], suffixes=("", "_source"))
+    np.testing.assert_array_equal(merged["size"], merged["size_source"])
+
+
+# Bad input: refused before anything is written, by file, column and value -------------------------------------------------
+
+
+def with_value(column: str, value: Any, row: int = 30) -> pd.DataFrame:
+    panel = PANEL.copy()
+    if not (isinstance(value, float) and panel[column].dtype.kind == "f"):
+        panel[column] = panel[column].astype(object)
+    panel.loc[row, column] = value
+    return panel
+
+
+BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
+    "missing column": (PANEL, {"entity": "ticker"}, pf.PanelError, r"data frame.*'ticker' is missing"),
+    "pattern without match": (PANEL, {"features": ["g*"]}, pf.OptionError, r"'g\*'"),
+    "target as feature": (PANEL, {"features": ["f*", "ret"]}, pf.OptionError, r"leak.*'ret'"),
+    "key as feature": (PANEL, {"features": ["stock"]}, pf.OptionError, r"'stock'"),
+    "text feature": (PANEL, {"features": ["f0", "stock"], "entity": "f1"}, pf.PanelError, r"'stock' has type"),
+    "mixed objects": (with_value("f0", "abc"), {}, pf.PanelError, r"row 30: column 'f0' mixes types.*'abc'"),
+    "missing entity": (with_value("stock", None), {}, pf.PanelError, r"row 30: entity column 'stock' has 1 missing"),
+    "empty entity": (with_value("stock", ""), {}, pf.PanelError, r"row 30: entity column 'stock' has 1 missing"),
+    "missing date": (with_value("date", pd.NaT), {}, pf.PanelError, r"row 30: date column 'date' has 1 missing"),
+    "float entity": (PANEL.assign(stock=1.5), {}, pf.PanelError, r"entity column 'stock' has type double.*1.5"),
+    "bad date": (
+        PANEL.assign(date=PANEL["date"].dt.strftime("%d/%m/%Y")),
+        {},
+        pf.PanelError,
+        r"row 0: date column 'date'.*'01/01/2015'",
+    ),
+    "impossible date": (
+        PANEL.assign(date=20150230),
+        {},
+        pf.PanelError,
+        r"row 0: date column 'date'.*'20150230'",
+    ),
+    "epoch integers": (PANEL.assign(date=1577836800), {}, pf.PanelError, r"yyyymmdd integers.*1577836800"),
+    "date out of range": (
+        PANEL.assign(date=np.array(["1500-01-01"], "M8[s]").repeat(len(PANEL))),
+        {},
+        pf.PanelError,
+        r"row 0: date column 'date' has a date outside.*1500-01-01",
+    ),
+    "mixed zones": (
+        PANEL.assign(date=["2015-01-01T00:00Z", *["2015-01-02T00:00"] * (len(PANEL) - 1)]),
+        {},
+        pf.PanelError,
+        r"mixes times with and without a zone.*Z",
+    ),
+    "infinite feature": (with_value("f3", np.inf), {}, pf.PanelError, r"row 30: column 'f3' is infinite.*infinite='missing'.*inf"),
+    "infinite target": (with_value("ret", -np.inf), {"infinite": "missing"}, pf.PanelError, r"row 30: column 'ret' is infinite"),
+    "negative weight": (with_value("size", -1.0), {"weight": "size"}, pf.PanelError, r"row 30: weight 'size'.*-1.0"),
+    "missing weight": (with_value("size", np.nan), {"weight": "size"}, pf.PanelError, r"row 30: weight 'size'"),
+    "infinite weight": (with_value("size", np.inf), {"weight": "size"}, pf.PanelError, r"row 30: column 'size' is infinite"),
+    "float16 overflow": (with_value("f1", 70_000.0), {"dtype": "float16"}, pf.PanelError, r"row 30: column 'f1'.*float16.*70000"),
+    "empty split": (
+        PANEL,
+        {"split": pf.DateSplit(train=(None, "2030-01-01"), test=("2030-01-01", None))},
+        pf.PanelError,
+        r"'test' has no rows.*2015-01-01 00:00:00 to 2015-06-17.*allow_empty",
+    ),
+    "no rows": (PANEL.iloc[:0], {}, pf.PanelError, "no rows"),
+    "negative horizon": (PANEL, {"horizon": -1}, pf.OptionError, "horizon=-1"),
+    "unknown rule": (PANEL, {"duplicates": "drop"}, pf.OptionError, "duplicates='drop'"),
+    "chunk not a power of two": (PANEL, {"chunk_rows": 100}, pf.OptionError, "chunk_rows=100"),
+    "shard below a chunk": (PANEL, {"shard_bytes": 100}, pf.OptionError, "shard_bytes=100"),
+    "unreadable size": (PANEL, {"shard_bytes": "lots"}, pf.OptionError, "shard_bytes='lots'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_and_leaves_nothing(prepare: Prepare, tmp_path: Path, case: str) -> None:
+    source, changes, error, text = BAD[case]
+    with pytest.raises(error, match=text):
+        prepare(source, **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+CSV_BAD = {
+    "unparseable date": ("date", "2015-13-01", r"panel.csv, line 32: date column 'date'.*'2015-13-01'"),
+    "empty key": ("stock", "", r"panel.csv, line 32: entity column 'stock' has 1 missing"),
+    "text for a number": ("f2", "n.a.", r"panel.csv, line 32: column 'f2' is not numeric.*'n.a.'"),
+    "infinite": ("f2", "inf", r"panel.csv, line 32: column 'f2' is infinite"),
+}
+
+
+@pytest.mark.parametrize("case", CSV_BAD)
+@pytest.mark.parametrize("unit_bytes", [None, 900])
+def test_csv_errors_name_the_line(
+    prepare: Prepare, tmp_path: Path, case: str, unit_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    column, value, text = CSV_BAD[case]
+    with_value(column, value).to_csv(tmp_path / "panel.csv", index=False)
+    if unit_bytes is not None:
+        monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: unit_bytes)
+    with pytest.raises(pf.PanelError, match=text):
+        prepare(tmp_path / "panel.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["panel.csv"]
+
+
+def test_files_that_disagree_are_refused(prepare: Prepare, tmp_path: Path) -> None:
+    def write(name: str, second: pd.DataFrame) -> Path:
+        (tmp_path / name).mkdir()
+        PANEL.to_parquet(tmp_path / name / "a.parquet", index=False)
+        second.to_parquet(tmp_path / name / "b.parquet", index=False)
+        return tmp_path / name
+
+    with pytest.raises(pf.PanelError, match=r"b.parquet: column 'f3' is missing"):
+        prepare(write("narrow", PANEL.drop(columns="f3")))
+    with pytest.raises(pf.PanelError, match=r"text in .*a.parquet and an integer in .*b.parquet"):
+        prepare(write("kinds", PANEL.assign(stock=1)))
+    with pytest.raises(pf.PanelError, match=r"no time zone in .*a.parquet and time zone UTC in .*b.parquet"):
+        prepare(write("zones", PANEL.assign(date=PANEL["date"].dt.tz_localize("UTC"))))
+    (tmp_path / "narrow" / "c.csv").write_text("stock,date\n")
+    with pytest.raises(pf.PanelError, match="mixes Parquet and CSV"):
+        prepare(tmp_path / "narrow")
+    with pytest.raises(pf.PanelError, match="nowhere"):
+        prepare(tmp_path / "nowhere")
+    (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(pf.PanelError, match=r"torn.parquet cannot be read as parquet"):
+        prepare(tmp_path / "torn.parquet")
+
+
+def test_too_little_memory_is_refused_with_the_numbers(parquet: Path, tmp_path: Path) -> None:
+    with pytest.raises(pf.MemoryBudgetError, match=r"needs [\d,]+ MiB .* has 300 MiB.*shard_bytes.*memory_limit=314572800"):
+        pf.prepare(
+            parquet, tmp_path / "out.zarr", **{**OPTIONS, "shard_bytes": "1GiB"}, workers=1, memory_limit="300MiB"
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+# Contract 10: a dataset exists or it does not -----------------------------------------------------------------------------
+
+
+def test_an_output_is_replaced_only_when_asked_and_only_by_a_whole_one(prepare: Prepare, tmp_path: Path) -> None:
+    output = tmp_path / "out.zarr"
+    first = prepare(PANEL, output=output)
+    with pytest.raises(pf.DatasetExistsError, match="overwrite"):
+        prepare(PANEL, output=output, seed=1)
+    with pytest.raises(pf.PanelError):
+        prepare(with_value("f3", np.inf), output=output, overwrite=True)
+    assert pf.open(output).dataset_id == first.dataset_id
+    second = prepare(PANEL, output=output, seed=1, overwrite=True)
+    assert pf.open(output).dataset_id == second.dataset_id != first.dataset_id
+    assert [path.name for path in tmp_path.iterdir()] == ["out.zarr"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(pf.DatasetExistsError, match="no panelflow dataset"):
+        prepare(PANEL, output=tmp_path / "mine", overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").exists()
+
+
+def test_storage_that_cannot_rename(tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}/out.zarr"
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        ds = pf.prepare(PANEL, url, client=client, **OPTIONS)
+        assert pf.verify(pf.open(url)) > 10
+        assert ds["train"].to_pandas().shape == (ds["train"].num_rows, 7)
+        with pytest.raises(pf.DatasetExistsError, match="new URL"):
+            pf.prepare(PANEL, url, client=client, overwrite=True, **OPTIONS)
+        with pytest.raises(pf.DatasetNotFoundError):
+            pf.open(url + "2")
+
+
+def test_a_killed_run_continues_and_ends_with_the_same_bytes(
+    prepare: Prepare, unweighted: pf.Dataset, parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.zarr"
+    monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: 20_000)
+    for phase in ("panelflow.shuffle._count", "panelflow.shuffle.write_metadata", "panelflow.shuffle.write_manifest"):
+        with monkeypatch.context() as patch:
+            patch.setattr(phase, stop_here)
+            with pytest.raises(KeyboardInterrupt):
+                prepare(parquet, output=output)
+        with pytest.raises(pf.DatasetNotFoundError):
+            pf.open(output)
+    shard = next((tmp_path / ".out.zarr.partial" / "dataset").glob("train/features/c/0/0"))
+    shard.write_bytes(shard.read_bytes()[:100])  # torn by a crash: to be written again
+    done = prepare(parquet, output=output)
+    assert_same(done, unweighted)
+    provenance = done.manifest["provenance"]
+    assert provenance["reused_units"] == provenance["units"] > 3
+    assert provenance["reused_shards"] == sum(map(len, done.manifest["content"]["shards"].values())) - 1
+    assert [path.name for path in tmp_path.iterdir()] == ["out.zarr"]
+
+
+def stop_here(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+# The cluster ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_given_client_is_left_as_it_was_found(prepare: Prepare, client: Client) -> None:
+    before = set(client.futures), len(client.scheduler_info()["workers"])
+    prepare(PANEL)
+    prepare(PANEL, exchange="p2p")
+    assert (set(client.futures), len(client.scheduler_info()["workers"])) == before
+    assert client.status == "running"
+
+
+def test_the_dask_half_never_loads_torch(client: Client, prepare: Prepare) -> None:
+    prepare(PANEL)
+    assert not any(client.run(lambda: "torch" in sys.modules).values())
+    code = "import panelflow, sys; panelflow.prepare; panelflow.open; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    code = "import panelflow, sys; panelflow.fit; panelflow.Loader; sys.exit('distributed' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_progress_is_plain_lines_where_there_is_no_terminal(prepare: Prepare, capfd: pytest.CaptureFixture[str]) -> None:
+    prepare(PANEL, progress=True)
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("panelflow: ")]
+    assert [line.split(":")[1].strip() for line in lines] == ["scan", "scatter", "count", "gather"]
+    assert all("rows/s" in line or "bytes/s" in line for line in lines)
+
+
+def test_real_files_with_odd_names(prepare: Prepare, real_data: Path) -> None:
+    ds = prepare(
+        real_data / "quirks",
+        entity="{entity}.us.txt",
+        date="Date",
+        features=["Open", "High", "Low", "Close", "Volume"],
+        targets=["stock_id"],
+        split=pf.DateSplit(train=(None, None)),
+        horizon=0,
+        shard_bytes="1MiB",
+        chunk_rows=1024,
+    )
+    assert ds.entity_names.tolist() == ["all", "drys", "inf", "jmom", "nan", "true"]
+    counts = ds["train"].to_pandas()["entity"].value_counts()
+    assert counts["jmom"] == 1
+    assert ds.statistics.loc["Open", "max"] > 1e9
