@@ -213,6 +213,15 @@ def predict(
         Columns ``entity``, ``date`` (in the zone of the panel), ``target`` and ``prediction`` (with ``_name`` behind them where
         there are several targets), one row for each row of the split. ``None`` under ``to``.
 
+    Raises
+    ------
+    OptionError
+        The model returns another shape.
+    CorruptDatasetError
+        A damaged shard.
+    StorageError
+        The Parquet file could not be written.
+
     Notes
     -----
     Runs in the calling process alone, without any collective, whether or not it is a rank.

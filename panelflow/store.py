@@ -218,6 +218,7 @@ class Split:
 
     @property
     def chunk_rows(self) -> int:
+        """Rows of an inner chunk."""
         return int(self.dataset.manifest["content"]["layout"]["chunk_rows"])
 
     @cached_property
@@ -302,6 +303,9 @@ class Dataset(Mapping[str, Split]):
         if name not in self._splits:
             raise OptionError(f"The dataset has the splits {list(self._splits)}, not {name!r}")
         return self._splits[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._splits
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._splits)

@@ -1,0 +1,102 @@
+"""Source files: listing, footers, columns, and reading by pieces."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import panelflow as pf
+from panelflow.panel import Piece, make_units, read_piece
+from panelflow.source import FileInfo, SourceFile, inspect_file, list_files, select_columns
+
+
+@given(
+    st.lists(st.text("abc,\"' ", max_size=6), min_size=1, max_size=12),
+    st.integers(1, 40),
+    st.sampled_from(["\n", "\r\n"]),
+    st.booleans(),
+)
+def test_any_cut_of_a_csv_file_gives_its_lines_once(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], step: int, ending: str, ends: bool
+) -> None:
+    frame = pd.DataFrame({"stock": [f"x{text}" for text in texts], "v": np.arange(float(len(texts)))})
+    content = frame.to_csv(index=False, lineterminator=ending)
+    if not ends:
+        content = content.removesuffix(ending)
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    path.write_bytes(content.encode())
+    size, file = path.stat().st_size, SourceFile(str(path), "csv")
+    tables = [
+        read_piece(Piece(file, start, min(start + step, size), 0, 0), ["stock"], ["v"], {}) for start in range(0, size, step)
+    ]
+    assert [name for table in tables for name in table["stock"].to_pylist()] == frame["stock"].tolist()
+    assert [value for table in tables for value in table["v"].to_pylist()] == frame["v"].tolist()
+
+
+def test_units_keep_the_order_and_the_bound(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"e": ["a"] * 100, "d": 20200101, "f": 1.0, "t": 1.0})
+    for name in "cab":
+        frame.to_parquet(tmp_path / f"{name}.parquet", row_group_size=10, index=False)
+    infos = [inspect_file(file, {}) for file in list_files(str(tmp_path), None, {})]
+    columns = select_columns(infos, entity="e", date="d", features=["f"], targets=["t"], weight=None)
+    units = make_units(infos, columns, unit_bytes=25 * 32)
+    pieces = [piece for unit in units for piece in unit.pieces]
+    assert [Path(piece.file.path).name[0] for piece in pieces] == sorted(Path(p.file.path).name[0] for p in pieces)
+    assert [(p.start, p.stop, p.first_row) for p in pieces if p.file.path.endswith("a.parquet")] == [
+        (i, i + 2, i * 10) for i in range(0, 10, 2)
+    ]
+    assert all(unit.nbytes <= 25 * 32 for unit in units)
+    assert len(make_units(infos, columns, unit_bytes=10**9)) == 1
+
+
+def test_directories_globs_lists_and_hidden_files(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"e": ["a"]})
+    for name in ("b.csv", "a.csv", "_SUCCESS.csv", ".hidden.csv", "LICENSE", "sub/c.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        frame.to_csv(tmp_path / name)
+
+    def names(source: object) -> list[str]:
+        return [file.path.removeprefix(f"{tmp_path}/") for file in list_files(source, None, {})]
+
+    assert names(str(tmp_path)) == ["a.csv", "b.csv", "sub/c.csv"]
+    assert names(tmp_path / "?.csv") == ["a.csv", "b.csv"]
+    assert names([tmp_path / "b.csv", str(tmp_path / "a.csv")]) == ["a.csv", "b.csv"]
+    with pytest.raises(pf.PanelError, match="listed twice"):
+        names([tmp_path / "b.csv", tmp_path / "*.csv"])
+    with pytest.raises(pf.PanelError, match="LICENSE"):
+        names(tmp_path / "LICENSE")
+    with pytest.raises(pf.PanelError, match="does not fit the template"):
+        list_files(str(tmp_path), "{entity}_data.csv", {})
+
+
+def test_compressed_text_and_tabs(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"stock,v\nNA,1\n007,2\n"))
+    (tmp_path / "b.tsv").write_text("stock\tv\ntrue\t3\n")
+    for name, expected in {"a.csv.gz": ["NA", "007"], "b.tsv": ["true"]}.items():
+        (file,) = list_files(tmp_path / name, None, {})
+        info = inspect_file(file, {})
+        assert list(info.columns) == ["stock", "v"]
+        assert read_piece(Piece(file, 0, info.size, 0, 0), ["stock"], ["v"], {})["stock"].to_pylist() == expected
+
+
+def test_a_header_that_repeats_a_column_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("stock,v,v\na,1,2\n")
+    with pytest.raises(pf.PanelError, match=r"a.csv: the header names a column twice.*'v'"):
+        inspect_file(SourceFile(str(tmp_path / "a.csv"), "csv"), {})
+
+
+def test_patterns_expand_to_sorted_names_and_leave_keys_targets_and_weight() -> None:
+    info = FileInfo(SourceFile("a", "csv"), dict.fromkeys(["f2", "f10", "e", "d", "fret", "fw"]), {}, (), 0)
+    columns = select_columns([info], entity="e", date="d", features=["f*"], targets=["fret"], weight="fw")
+    assert columns.features == ("f10", "f2")
+    assert columns.floats == ("f10", "f2", "fret", "fw")
+    named = select_columns([info], entity="e", date="d", features=["f2", "f1*"], targets="fret", weight=None)
+    assert named.features == ("f2", "f10")
+    with pytest.raises(pf.OptionError, match="'fret'"):
+        select_columns([info], entity="e", date="d", features=["f2", "fret"], targets=["fret"], weight=None)
