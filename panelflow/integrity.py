@@ -76,7 +76,7 @@ def _verify_metadata(split: Split) -> int:
         if seen != wanted:
             raise CorruptDatasetError(f"{path} was altered: {seen} instead of {wanted}. Restore the file.")
     for name in ("feature", "target"):
-        names = list(map(str, np.asarray(split.array(name)[:])))
+        names = split.dataset.read_names(f"{split.name}/{name}").tolist()
         if names != getattr(split.dataset, f"{name}s"):
             raise CorruptDatasetError(
                 f"{split.dataset.folder.path(f'{split.name}/{name}')}: names were altered. Restore the file."

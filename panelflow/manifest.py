@@ -18,7 +18,7 @@ from panelflow.hashing import HASH_VERSION, add_checksums
 from panelflow.plan import Budget, Plan, Rules
 from panelflow.scan import Scan
 from panelflow.scratch import UnitSummary
-from panelflow.splits import DateSplit, is_training
+from panelflow.splits import EARLIEST, LATEST, DateSplit, is_training
 from panelflow.statistics import Moments
 from panelflow.store import digest_names
 
@@ -150,12 +150,12 @@ def _split_entry(
                 by_date[date] = by_date.get(date, 0) + rows
     ordered = sorted(by_date)
     dated = plan.orders[index] == "date"
-    start, end = job.split[name]
+    start, end = job.split.bounds_in(plan.zone)[name]
     return {
         "role": "training" if is_training(name) else "evaluation",
         "row_order": plan.orders[index],
-        "start": None if start is None else str(start),
-        "end": None if end is None else str(end),
+        "start": None if start == EARLIEST else _iso(start, plan.zone),
+        "end": None if end == LATEST else _iso(end, plan.zone),
         "first_date": _iso(dates[0], plan.zone) if len(dates) else None,
         "last_date": _iso(dates[-1], plan.zone) if len(dates) else None,
         "dates": len(dates),

@@ -125,8 +125,8 @@ def predict_rows(
     """
     dtype = dtype_of(model)
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == "bf16"):
-        predictions = model(features.to(dtype))
-    predictions = predictions.to(dtype)
+        outputs: torch.Tensor = model(features.to(dtype))
+    predictions = outputs.to(dtype)
     if predictions.ndim == 1 and num_targets == 1:
         predictions = predictions.unsqueeze(1)
     if predictions.shape != (len(features), num_targets):

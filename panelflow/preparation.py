@@ -163,10 +163,10 @@ def prepare(
     check_output(target, overwrite)
     roles = {"entity": entity, "date": date, "features": features, "targets": targets, "weight": weight}
     with connect(client, workers=workers, threads_per_worker=threads_per_worker, memory_limit=memory_limit) as dask_client:
+        available = survey(dask_client)
         infos = _inspect_source(dask_client, source, template, storage_options or {})
         columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # the roles are spelled once, above
         layout = make_layout(columns, dtype, chunk_rows, _parse_bytes(shard_bytes))
-        available = survey(dask_client)
         described = {
             "options": [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression],
             "layout": repr(layout),

@@ -69,7 +69,7 @@ class DateSplit(Mapping[str, Range]):
             if not isinstance(bounds, tuple | list) or len(bounds) != 2:
                 raise OptionError(f"Split {name!r} wants a pair (start, end); got {bounds!r}")
         self._ranges: dict[str, Range] = {name: (bounds[0], bounds[1]) for name, bounds in ranges.items()}
-        self._bounds_in(None)
+        self.bounds_in(None)
 
     def __getitem__(self, name: str) -> Range:
         return self._ranges[name]
@@ -83,9 +83,15 @@ class DateSplit(Mapping[str, Range]):
     def __repr__(self) -> str:
         return f"DateSplit({', '.join(f'{name}={bounds!r}' for name, bounds in self._ranges.items())})"
 
-    def _bounds_in(self, zone: str | None) -> dict[str, tuple[int, int]]:
-        """Bounds as int64 nanoseconds (UTC), checked to be non-empty and disjoint."""
-        bounds = {name: (_to_ns(start, zone, _MIN), _to_ns(end, zone, _MAX)) for name, (start, end) in self.items()}
+    def bounds_in(self, zone: str | None) -> dict[str, tuple[int, int]]:
+        """Bounds as int64 nanoseconds (UTC), naive ones read in ``zone``; open ends are the ends of int64.
+
+        Raises
+        ------
+        OptionError
+            An unreadable bound, an empty range, ranges that share dates.
+        """
+        bounds = {name: (_to_ns(start, zone, EARLIEST), _to_ns(end, zone, LATEST)) for name, (start, end) in self.items()}
         for name, (start, end) in bounds.items():
             if start >= end:
                 raise OptionError(f"Split {name!r} ends before it starts: {self._ranges[name]!r}")
@@ -99,7 +105,7 @@ class DateSplit(Mapping[str, Range]):
         return bounds
 
 
-_MIN, _MAX = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+EARLIEST, LATEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 def _to_ns(bound: Bound, zone: str | None, default: int) -> int:
@@ -159,9 +165,9 @@ def assign(split: DateSplit, dates: Dates, *, zone: str | None, horizon: int, em
         A bound has a zone while the panel has none.
     """
     _check_zones(split, zone)
-    bounds = split._bounds_in(zone)
+    bounds = split.bounds_in(zone)
     spans = {
-        name: (int(np.searchsorted(dates, start)), int(np.searchsorted(dates, end)) if end != _MAX else len(dates))
+        name: (int(np.searchsorted(dates, start)), int(np.searchsorted(dates, end)) if end != LATEST else len(dates))
         for name, (start, end) in bounds.items()
     }
     labels = np.full(len(dates), OUTSIDE, dtype=np.int16)

@@ -346,11 +346,24 @@ class Dataset(Mapping[str, Split]):
     @cached_property
     def entity_names(self) -> npt.NDArray[Any]:
         """Distinct entities, sorted: object array of text, or int64 [num_entities]."""
-        values = np.asarray(cast("zarr.Array[Any]", self._group["entity_names"])[:])
-        names = values if values.dtype == np.int64 else values.astype(object)
+        names = self.read_names("entity_names")
         if digest_names(names) != self.manifest["content"]["schema"]["entity"]["sha256"]:
             raise CorruptDatasetError(f"{self.folder.path('entity_names')}: the entity names were altered; restore the file.")
         return names
+
+    def read_names(self, path: str) -> npt.NDArray[Any]:
+        """A small array of names, read whole by Zarr: object array of text, or int64.
+
+        Raises
+        ------
+        CorruptDatasetError
+            It cannot be read.
+        """
+        try:
+            values = np.asarray(cast("zarr.Array[Any]", self._group[path])[:])
+        except Exception as error:  # whatever Zarr meets in a torn document or chunk
+            raise CorruptDatasetError(f"{self.folder.path(path)} is missing or not whole ({error}); restore it.") from error
+        return values if values.dtype == np.int64 else values.astype(object)
 
     def to_datetime(self, dates: npt.NDArray[np.int64]) -> pd.DatetimeIndex:
         """Stored dates as timestamps, in the zone of the panel if it has one."""

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 from hypothesis import settings
+from panels import OPTIONS, make_panel
 
 import panelflow as pf
-from panels import OPTIONS, make_panel
 
 settings.register_profile("panelflow", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("panelflow")

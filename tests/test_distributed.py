@@ -84,9 +84,7 @@ def test_a_local_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
 
     with connect(None, workers=2, threads_per_worker=1, memory_limit="1GiB"):
         family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        addresses = {
-            c.laddr.ip for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN
-        }
+        addresses = {c.laddr.ip for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
     assert addresses
     assert addresses <= {"127.0.0.1", "::1"}
 

@@ -8,11 +8,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+from panels import make_panel
 
 import panelflow as pf
 from panelflow.evaluation import split_blocks
 from panelflow.metrics import record_date, summarize
-from panels import make_panel
 
 
 class Linear(torch.nn.Module):

@@ -56,9 +56,7 @@ def test_buckets_are_even_where_floats_would_collapse(base: int) -> None:
 @pytest.mark.parametrize("seed", ["0", "1", "random"])
 def test_no_process_hashes_differently(seed: str) -> None:
     code = "from panelflow.hashing import *; print(int(fold(3, hash_entities(['AAPL']), hash_entities([7]))[0]))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True)
     assert int(done.stdout) == int(fold(3, hash_entities(["AAPL"]), hash_entities([7]))[0])
 
 

@@ -24,7 +24,7 @@ def test_a_whole_dataset_passes_and_every_file_is_looked_at(dataset: pf.Dataset,
             pf.verify(pf.open(copy))
             unnoticed.append(path)
         except (pf.CorruptDatasetError, pf.DatasetNotFoundError) as error:
-            assert str(path.parent) in str(error) or path.name == "zarr.json"
+            assert str(path).split("/c/")[0].removesuffix("/zarr.json") in str(error)
         path.write_bytes(whole)
     # Group documents of the splits hold nothing but the fact that they are groups.
     assert {str(path.relative_to(copy)) for path in unnoticed} <= {f"{name}/zarr.json" for name in dataset}
@@ -33,9 +33,8 @@ def test_a_whole_dataset_passes_and_every_file_is_looked_at(dataset: pf.Dataset,
 @pytest.mark.parametrize("array", ["features", "targets", "weight", "entity", "date"])
 @pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "swap"])
 def test_damage_is_named(copy: Path, array: str, damage: str) -> None:
-    shard = next(path for path in sorted((copy / "train" / array / "c" / "1").rglob("*") or [])) if (
-        copy / "train" / array / "c" / "1"
-    ).is_dir() else copy / "train" / array / "c" / "1"
+    shard = copy / "train" / array / "c" / "1"
+    shard = shard / "0" if shard.is_dir() else shard
     whole = shard.read_bytes()
     if damage == "flip":
         shard.write_bytes(whole[:9] + bytes([whole[9] ^ 4]) + whole[10:])

@@ -132,7 +132,8 @@ def test_a_position_of_another_order_is_refused(dataset: pf.Dataset, unweighted:
 @pytest.mark.parametrize("threads", [1, 2, 8])
 def test_threads_do_not_change_the_order(dataset: pf.Dataset, threads: int) -> None:
     assert_equal(
-        joined(dataset["train"], 2, epoch=2, batch_size=100, threads=threads), joined(dataset["train"], 2, epoch=2, batch_size=100)
+        joined(dataset["train"], 2, epoch=2, batch_size=100, threads=threads),
+        joined(dataset["train"], 2, epoch=2, batch_size=100),
     )
 
 

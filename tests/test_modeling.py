@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from panels import make_panel
 
 import panelflow as pf
 from panelflow.modeling import resolve_loss, standardize
-from panels import make_panel
 
 
 def test_standardised_by_training_statistics_missing_and_constant_to_zero(prepare: Any) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import panelflow as pf
-from panelflow.plan import Budget, MiB, check_budget, make_budget, make_buckets, make_layout, make_shards, unit_bytes_for
+from panelflow.plan import Budget, MiB, check_budget, make_buckets, make_budget, make_layout, make_shards, unit_bytes_for
 from panelflow.source import Columns
 from panelflow.splits import Assignment
 

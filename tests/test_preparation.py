@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from distributed import Client, LocalCluster
+from panels import OPTIONS, SPLIT, expected_split, key_hashes, make_panel
 
 import panelflow as pf
-from panels import OPTIONS, SPLIT, expected_split, key_hashes, make_panel
 
 Prepare = Callable[..., pf.Dataset]
 PANEL = make_panel()
@@ -418,7 +418,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         pf.PanelError,
         r"mixes times with and without a zone.*Z",
     ),
-    "infinite feature": (with_value("f3", np.inf), {}, pf.PanelError, r"row 30: column 'f3' is infinite.*infinite='missing'.*inf"),
+    "infinite feature": (
+        with_value("f3", np.inf),
+        {},
+        pf.PanelError,
+        r"row 30: column 'f3' is infinite.*infinite='missing'.*inf",
+    ),
     "infinite target": (with_value("ret", -np.inf), {"infinite": "missing"}, pf.PanelError, r"row 30: column 'ret' is infinite"),
     "negative weight": (with_value("size", -1.0), {"weight": "size"}, pf.PanelError, r"row 30: weight 'size'.*-1.0"),
     "missing weight": (with_value("size", np.nan), {"weight": "size"}, pf.PanelError, r"row 30: weight 'size'"),
@@ -494,9 +499,7 @@ def test_files_that_disagree_are_refused(prepare: Prepare, tmp_path: Path) -> No
 
 def test_too_little_memory_is_refused_with_the_numbers(parquet: Path, tmp_path: Path) -> None:
     with pytest.raises(pf.MemoryBudgetError, match=r"needs [\d,]+ MiB .* has 300 MiB.*shard_bytes.*memory_limit=314572800"):
-        pf.prepare(
-            parquet, tmp_path / "out.zarr", **{**OPTIONS, "shard_bytes": "1GiB"}, workers=1, memory_limit="300MiB"
-        )
+        pf.prepare(parquet, tmp_path / "out.zarr", **{**OPTIONS, "shard_bytes": "1GiB"}, workers=1, memory_limit="300MiB")
     assert list(tmp_path.iterdir()) == []
 
 

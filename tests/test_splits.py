@@ -132,5 +132,7 @@ def test_bounds_are_read_in_the_zone_of_the_panel() -> None:
 def test_an_empty_split_names_the_observed_range() -> None:
     dates = dates_of([1, 2, 3])
     assignment = assign(pf.DateSplit(train=(None, day(3)), test=(day(3), None)), dates, zone=None, horizon=5, embargo=0)
-    with pytest.raises(pf.PanelError, match=r"'train' has no rows \(2 of its dates were purged.*1970-01-02 00:00:00 to 1970-01-04"):
+    with pytest.raises(
+        pf.PanelError, match=r"'train' has no rows \(2 of its dates were purged.*1970-01-02 00:00:00 to 1970-01-04"
+    ):
         check_not_empty(assignment, dates, np.ones(3, np.int64))

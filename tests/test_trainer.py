@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from panels import make_panel
 
 import panelflow as pf
 from panelflow.checkpoint import list_checkpoints
 from panelflow.distributed import from_first, join
 from panelflow.modeling import standardize
-from panels import make_panel
 
 BATCH = 128  # 897 training rows: seven full batches and one row, so that all ranks but the first have none of the last
 
