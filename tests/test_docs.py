@@ -53,7 +53,7 @@ def test_options_in_the_docs_exist() -> None:
 
     known = {option for command in main.commands.values() for p in command.params for option in p.opts} | {"--debug"}
     for path in TEXTS:
-        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z](?!-)", path.read_text()):
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!-)", path.read_text()):
             assert option in known, (path.name, option)
 
 
