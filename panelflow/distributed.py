@@ -79,8 +79,7 @@ def sum_over_ranks(values: Sequence[float], place: Place) -> list[float]:
     """Sums over all ranks in float64, equal on each of them."""
     if place.world_size == 1:
         return [float(value) for value in values]
-    kind = torch.float64 if place.device.type != "mps" else torch.float32
-    tensor = torch.tensor(list(values), dtype=kind, device=place.device)
+    tensor = torch.tensor(list(values), dtype=torch.float64, device=place.device)
     dist.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -26,6 +26,7 @@ from panelflow.files import open_input
 
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".parq": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv"}
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_MAGIC = "*?["
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 ENTITY_FROM_NAME = "entity"
 """Name of the column that a file name template fills."""
@@ -107,13 +108,13 @@ def list_files(source: Any, template: str | None, options: dict[str, Any]) -> li
         Nothing there, formats mixed, or a file name that does not fit the template.
     """
     sources: Iterable[Any] = source if isinstance(source, list | tuple) else [source]
-    paths = sorted(path for item in sources for path in _expand(os.fspath(item), options))
-    if not paths:
+    found = sorted(path_and_root for item in sources for path_and_root in _expand(os.fspath(item), options))
+    if not found:
         raise PanelError(f"No Parquet or CSV file found in {source!r}; name a file, a directory or a pattern.")
-    for left, right in pairwise(paths):
+    for (left, _), (right, _) in pairwise(found):
         if left == right:
             raise PanelError(f"A file is listed twice; name it once: {left}")
-    files = [SourceFile(path, _format_of(path), _constants_of(path, template)) for path in paths]
+    files = [SourceFile(path, _format_of(path), _constants_of(path, root, template)) for path, root in found]
     formats = {file.format for file in files}
     if len(formats) > 1:
         first = {kind: next(file.path for file in files if file.format == kind) for kind in sorted(formats)}
@@ -121,28 +122,28 @@ def list_files(source: Any, template: str | None, options: dict[str, Any]) -> li
     return files
 
 
-def _expand(path: str, options: dict[str, Any]) -> list[str]:
+def _expand(path: str, options: dict[str, Any]) -> list[tuple[str, str]]:
+    """Files of one item of the source, each with the folder below which hive segments count."""
     filesystem, plain = url_to_fs(path, **options)
-    if any(character in plain for character in "*?["):
-        found, chosen = filesystem.glob(plain), True
+    if any(character in plain for character in _MAGIC):
+        fixed = takewhile(lambda segment: not any(c in segment for c in _MAGIC), plain.split("/"))
+        root, named = "/".join(fixed), filesystem.glob(plain)
     elif filesystem.isdir(plain):
-        found, chosen = filesystem.find(plain), False
+        root, named = plain.rstrip("/"), [plain]
     elif filesystem.exists(plain):
-        found, chosen = [plain], True
+        root, named = plain.rpartition("/")[0], [plain]
     else:
         raise PanelError(f"There is no such file or directory: {path}")
-    expanded = []
-    for name in found:
-        base = name.rsplit("/", 1)[-1]
-        if filesystem.isdir(name):
-            expanded += [item for item in filesystem.find(name) if _is_panel_file(item)]
-        elif chosen or (_is_panel_file(name) and not base.startswith((".", "_"))):
-            expanded.append(name)
-    return [filesystem.unstrip_protocol(name) if "://" in path else name for name in expanded]
+    files = []
+    for name in named:
+        inside = filesystem.find(name) if filesystem.isdir(name) else None
+        files += [name] if inside is None else [item for item in inside if _is_panel_file(item)]
+    whole = filesystem.unstrip_protocol if "://" in path else str
+    return [(whole(name), whole(root)) for name in files]
 
 
 def _is_panel_file(path: str) -> bool:
-    return _format_by_name(path) is not None
+    return _format_by_name(path) is not None and not path.rsplit("/", 1)[-1].startswith((".", "_"))
 
 
 def _format_by_name(path: str) -> str | None:
@@ -159,9 +160,9 @@ def _format_of(path: str) -> str:
     return known
 
 
-def _constants_of(path: str, template: str | None) -> dict[str, str]:
+def _constants_of(path: str, root: str, template: str | None) -> dict[str, str]:
     """Columns that the path holds: hive segments ``key=value`` and the entity of a file name template, all as text."""
-    segments = path.split("/")
+    segments = path.removeprefix(root).split("/")
     pairs = [segment.split("=", 1) for segment in segments[:-1] if "=" in segment]
     constants = {key: "" if value == _HIVE_NULL else unquote(value) for key, value in pairs}
     if template is not None:

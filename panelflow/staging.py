@@ -108,16 +108,18 @@ def _check_replaceable(output: Folder, overwrite: bool) -> None:
 
 
 def _prepare_folders(output: Folder, root: Folder, scratch: Folder | None, run: str) -> Staging:
-    scratch = root if scratch is None else scratch.sub(f"panelflow-{run[:16]}")
+    own = root if scratch is None else scratch.sub(f"panelflow-{run[:16]}")
     dataset = root.sub("dataset") if output.is_local else output
-    staging = Staging(output, root, scratch, dataset)
-    if not root.exists("run") or root.read("run").decode() != run:
+    before = root.read("run").decode() if root.exists("run") else ""
+    if before != run:
         for name in ("spool", "units", "shards"):
-            scratch.remove(name)
+            own.remove(name)
+        if before and scratch is not None:
+            scratch.remove(f"panelflow-{before[:16]}")
         dataset.remove()
         root.write("run", [run.encode()])
-    scratch.make()
-    return staging
+    own.make()
+    return Staging(output, root, own, dataset)
 
 
 def _remove(staging: Staging) -> None:

@@ -9,6 +9,7 @@ accumulated batches are spread over ranks.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from panelflow import checkpoint
 from panelflow.distributed import Place, from_first, join, sum_over_ranks
@@ -88,9 +89,9 @@ def fit(
     optimizer
         ``"adam"``, ``"adamw"``, ``"sgd"``, or a factory that takes the parameters.
     scheduler
-        A factory that takes the optimizer.
+        A factory that takes the optimizer. ``ReduceLROnPlateau`` gets ``monitor`` after each epoch.
     scheduler_interval
-        Step the scheduler after each ``"epoch"`` or each ``"step"``, that is optimizer step.
+        Step any other scheduler after each ``"epoch"`` or each ``"step"``, that is optimizer step.
     clip_norm
         Largest norm of the exact gradient.
     accumulate
@@ -220,7 +221,8 @@ class _Run:
             batch_weight = 0.0
             self.record.updates += 1
             reporter.advance(self.accumulate * self.loader.order.batch_size)
-            if self.checkpoint_every and self.record.updates % self.checkpoint_every == 0:
+            ends_epoch = batch.step + 1 == len(self.loader)  # then validation comes first, and a checkpoint after it
+            if self.checkpoint_every and self.record.updates % self.checkpoint_every == 0 and not ends_epoch:
                 self.record.seconds = time.perf_counter() - started
                 self._save(sums)
         self.record.seconds = time.perf_counter() - started
@@ -257,7 +259,7 @@ class _Run:
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        if self.scheduler is not None and self.step_scheduler:
+        if self.scheduler is not None and self.step_scheduler and not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
 
     def _total(self, sums: torch.Tensor) -> list[float]:
@@ -273,7 +275,9 @@ class _Run:
         figures = {"steps": len(self.loader), "learning_rate": self.optimizer.param_groups[0]["lr"]}
         record.end_epoch(epoch, figures, metrics, monitor, patience, self.model)
         record.stopped_early = bool(from_first(record.stopped_early, self.place))
-        if self.scheduler is not None and not self.step_scheduler:
+        if isinstance(self.scheduler, ReduceLROnPlateau):
+            self.scheduler.step(math.inf if metrics is None else metrics.value(monitor))
+        elif self.scheduler is not None and not self.step_scheduler:
             self.scheduler.step()
         self._save(None)
         if self.checkpoint_dir is not None and self.place.is_first:

@@ -75,6 +75,17 @@ def test_directories_globs_lists_and_hidden_files(tmp_path: Path) -> None:
         list_files(str(tmp_path), "{entity}_data.csv", {})
 
 
+def test_only_hive_segments_below_the_source_count(tmp_path: Path) -> None:
+    folder = tmp_path / "run=3" / "panel" / "year=2020"
+    folder.mkdir(parents=True)
+    (folder / "a.csv").write_text("stock,v\nx,1\n")
+    for source in (tmp_path / "run=3" / "panel", tmp_path / "run=3" / "panel" / "*" / "*.csv"):
+        (file,) = list_files(source, None, {})
+        assert file.constants == {"year": "2020"}
+    (file,) = list_files(folder / "a.csv", None, {})
+    assert file.constants == {}
+
+
 def test_compressed_text_and_tabs(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"stock,v\nNA,1\n007,2\n"))
     (tmp_path / "b.tsv").write_text("stock\tv\ntrue\t3\n")

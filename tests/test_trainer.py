@@ -285,6 +285,29 @@ def test_a_job_that_was_killed_ends_as_if_it_had_not_been(dataset: pf.Dataset, t
     assert torch.equal(resumed, whole)
 
 
+def test_interrupted_while_validating(dataset: pf.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"batch_size": BATCH, "epochs": 2, "checkpoint_every": 1, "progress": False}
+    whole = pf.fit(make_model(), dataset, **options)
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        patch.setattr("panelflow.trainer.evaluate", lambda *_, **__: (_ for _ in ()).throw(Stopped()))
+        pf.fit(make_model(), dataset, checkpoint_dir=tmp_path, **options)
+    resumed = pf.fit(make_model(), dataset, checkpoint_dir=tmp_path, **options)
+    assert [e["validation"] for e in resumed.history] == [e["validation"] for e in whole.history]
+    assert [e["train_loss"] for e in resumed.history] == pytest.approx([e["train_loss"] for e in whole.history], rel=1e-14)
+
+
+def test_schedulers_resume_too(dataset: pf.Dataset, tmp_path: Path) -> None:
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+    options: dict[str, Any] = {"batch_size": BATCH, "lr": 0.3, "progress": False}
+    options["scheduler"] = lambda optimizer: plateau(optimizer, patience=0, factor=0.5)
+    whole = pf.fit(make_model(), dataset, epochs=6, **options)
+    for epochs in range(1, 7):
+        parts = pf.fit(make_model(), dataset, epochs=epochs, checkpoint_dir=tmp_path, **options)
+    rates = [entry["learning_rate"] for entry in whole.history]
+    assert rates == [entry["learning_rate"] for entry in parts.history]
+    assert rates[-1] < 0.3
+
+
 def test_a_finished_run_is_not_trained_again(dataset: pf.Dataset, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": BATCH, "epochs": 2, "checkpoint_dir": tmp_path, "progress": False}
     first = pf.fit(make_model(), dataset, **options)
