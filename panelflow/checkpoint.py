@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from panelflow.errors import CheckpointError, StorageError
@@ -39,12 +41,26 @@ def save(folder: str | os.PathLike[str], updates: int, state: dict[str, Any]) ->
 
 def write_atomic(path: Path, state: Any) -> None:
     """``torch.save`` that leaves either the old file or the whole new one, also through a power cut."""
+    buffer = io.BytesIO()  # torch hides the error of a full disk
+    torch.save(_plain(state), buffer)
     partial = path.with_suffix(".tmp")
-    with open(partial, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _plain(value: Any) -> Any:
+    """The same with numpy scalars as Python numbers, which safe loading accepts."""
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_plain(item) for item in value)
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
@@ -67,9 +83,9 @@ def load_newest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:
-            warnings.warn(f"{path} is not whole and is passed over: {error}", stacklevel=2)
+            warnings.warn(f"{path} is not whole, or not a checkpoint of panelflow, and is passed over: {error}", stacklevel=2)
             continue
         return state
     if paths:
-        raise CheckpointError(f"None of the {len(paths)} checkpoints in {folder} can be read; remove them to start afresh.")
+        raise CheckpointError(f"None of the {len(paths)} checkpoints in {folder} can be read; move them away to start afresh.")
     return None

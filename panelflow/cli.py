@@ -35,6 +35,11 @@ class _Group(click.Group):
             cause = error.__cause__ if isinstance(error, RankError) and isinstance(error.__cause__, PanelflowError) else error
             click.echo(f"panelflow: {cause}", err=True)
             sys.exit(2 if isinstance(cause, OptionError) else 1)
+        except OSError as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"panelflow: {error.filename or 'a file'}: {error.strerror or error}", err=True)
+            sys.exit(1)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -71,7 +76,7 @@ def parse_range(text: str) -> tuple[str | None, str | None]:
 @click.option("--split", "splits", multiple=True, metavar="NAME=RANGE", help="A further split; may be repeated.")
 @click.option("--horizon", type=int, required=True, help="Observed dates after which a label is known.")
 @click.option("--embargo", type=int, default=0, show_default=True, help="Further dates that training loses after evaluation.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=click.IntRange(-(2**63), 2**63 - 1), default=0, show_default=True)
 @click.option("--weight", help="Column of sample weights.")
 @click.option("--duplicates", type=click.Choice(["error", "first", "last"]), default="error", show_default=True)
 @click.option("--missing-target", type=click.Choice(["drop", "error", "keep"]), default="drop", show_default=True)
@@ -162,17 +167,18 @@ def verify(out: str) -> None:
 @click.option("--early-stopping", type=int, help="Epochs without improvement after which to stop.")
 @click.option("--monitor", default="loss", show_default=True)
 @click.option("--checkpoint-every", type=int, help="Optimizer steps between checkpoints, besides those at epoch ends.")
-@click.option("--nproc", type=int, default=1, show_default=True, help="Ranks on this machine.")
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--nproc", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks on this machine.")
+@click.option("--seed", type=click.IntRange(-(2**63), 2**63 - 1), default=0, show_default=True)
 @click.option("--lanes", type=int)
 @click.option("--resume", is_flag=True, help="Continue the run in --run-dir.")
 def train(out: str, run_dir: Path, hidden: str, factory: str | None, nproc: int, resume: bool, **options: Any) -> None:
     """Train on OUT and write metrics.jsonl, result.json and model.pt into the run directory."""
     _check_run_dir(run_dir, resume)
-    pf.open(out)
-    run_dir.mkdir(parents=True, exist_ok=True)
+    dataset = pf.open(out)
     model = {"hidden": _parse_hidden(hidden), "factory": factory}
-    _make_model(model, 1, 1)
+    _make_model(model, len(dataset.features), len(dataset.targets))
+    pf.Loader(dataset["train"], options["batch_size"], lanes=options["lanes"], rank=0, world_size=nproc)  # refuses bad sizes here
+    run_dir.mkdir(parents=True, exist_ok=True)
     options |= {"checkpoint_dir": str(run_dir), "resume": "auto" if resume else "never"}
     result = pf.launch(_train_rank, nproc, (out, model, options))[0]
     result["nproc"] = nproc
@@ -182,20 +188,29 @@ def train(out: str, run_dir: Path, hidden: str, factory: str | None, nproc: int,
 
 def _check_run_dir(run_dir: Path, resume: bool) -> None:
     if run_dir.exists() and any(run_dir.iterdir()) and not resume:
-        raise CheckpointError(f"{run_dir} is used by an earlier run; pass --resume to continue it, or another --run-dir.")
+        raise OptionError(f"The run directory is used by an earlier run; pass --resume to continue it, or another: {run_dir}")
 
 
 def _parse_hidden(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise OptionError(f"Hidden layers are numbers joined by commas, such as 32,16,8; --hidden {text}") from None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise OptionError(f"Hidden layers are numbers joined by commas, such as 32,16,8; --hidden {text}")
+    return [int(part) for part in parts]
 
 
 def _make_model(model: dict[str, Any], num_features: int, num_targets: int) -> Any:
     if model["factory"] is None:
         return pf.MLP(num_features, num_targets, model["hidden"])
-    return _load_factory(model["factory"])(num_features, num_targets)
+    import torch
+
+    factory = _load_factory(model["factory"])
+    try:
+        network = factory(num_features, num_targets)
+    except Exception as error:  # it is the user's code: anything may happen
+        raise OptionError(f"The factory failed ({type(error).__name__}: {error}); --model {model['factory']}") from error
+    if not isinstance(network, torch.nn.Module):
+        raise OptionError(f"The factory must return a torch.nn.Module, not {type(network).__name__}; --model {model['factory']}")
+    return network
 
 
 def _load_factory(name: str) -> Callable[[int, int], Any]:
@@ -203,7 +218,7 @@ def _load_factory(name: str) -> Callable[[int, int], Any]:
     sys.path.insert(0, "")
     try:
         factory: Callable[[int, int], Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise OptionError(f"The model factory cannot be imported ({error}); --model {name}") from error
     return factory
 
@@ -220,7 +235,13 @@ def _train_rank(out: str, model: dict[str, Any], options: dict[str, Any]) -> dic
     network = _make_model(model, len(dataset.features), len(dataset.targets))
     result = pf.fit(network, dataset, **options)
     if join().is_first:
-        state = {"model": model, "state": result.model.state_dict(), "dataset_id": dataset.dataset_id}
+        state = {
+            "model": model,
+            "state": result.model.state_dict(),
+            "features": dataset.features,
+            "targets": dataset.targets,
+            "precision": options["precision"],
+        }
         write_atomic(Path(options["checkpoint_dir"], _MODEL), state)
     return {
         "dataset": dataset.folder.path(),
@@ -248,13 +269,13 @@ def predict(out: str, run_dir: Path, split_name: str, to: Path) -> None:
     """Predict a split of OUT with the model of a run, in date order."""
     dataset = pf.open(out)
     split = dataset[split_name]
-    model = load_model(run_dir, dataset)
-    pf.predict(model, split, to=to)
+    model, precision = load_model(run_dir, dataset)
+    pf.predict(model, split, precision=precision, to=to)
     click.echo(f"{split.num_rows:,} predictions of {split_name} in {to}")
 
 
-def load_model(run_dir: Path, dataset: pf.Dataset) -> Any:
-    """The model of a run, with the standardisation it was trained with.
+def load_model(run_dir: Path, dataset: pf.Dataset) -> tuple[Any, str]:
+    """The model of a run, with the standardisation it was trained with, and its precision.
 
     Raises
     ------
@@ -263,19 +284,27 @@ def load_model(run_dir: Path, dataset: pf.Dataset) -> Any:
     """
     import torch
 
+    from panelflow.modeling import standardize
+
     path = run_dir / _MODEL
     if not path.exists():
         raise CheckpointError(f"{path} is missing: the run is not finished. Run panelflow train with --resume.")
-    saved = torch.load(path, map_location="cpu", weights_only=True)
-    network = _make_model(saved["model"], len(dataset.features), len(dataset.targets))
-    from panelflow.modeling import standardize
-
-    model = standardize(network, dataset)
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        names = {"features": saved["features"], "targets": saved["targets"]}
+    except Exception as error:  # whatever torch meets in a torn file
+        raise CheckpointError(f"{path} is not whole ({error}); run panelflow train with --resume.") from error
+    for role, trained in names.items():
+        if trained != getattr(dataset, role):
+            raise CheckpointError(
+                f"{path} was trained on the {role} {trained}; {dataset.folder.path()} has {getattr(dataset, role)}"
+            )
+    model = standardize(_make_model(saved["model"], len(dataset.features), len(dataset.targets)), dataset)
     try:
         model.load_state_dict(saved["state"])
     except RuntimeError as error:
-        raise CheckpointError(f"{path} was trained on other features than {dataset.folder.path()} has: {error}") from error
-    return model.eval()
+        raise CheckpointError(f"{path} does not fit the model that its factory makes now: {error}") from error
+    return model.eval(), saved["precision"]
 
 
 @main.command()

@@ -21,6 +21,7 @@ PLANTED_R2 = 0.10
 """Share of the variance of the target that the features explain."""
 EPOCHS = 12
 _DATES_PER_FILE = 100
+_MARKER = ".panelflow-demo"
 _SPLIT = {"train": (None, "2022-06-01"), "validation": ("2022-06-01", "2023-03-01"), "test": ("2023-03-01", None)}
 
 
@@ -89,14 +90,15 @@ def run_demo(directory: Path) -> None:
 
 
 def _claim(directory: Path) -> None:
-    """Use an empty or a former demo directory, and nothing else."""
-    own = {"panel", "panel.zarr", "run", "predictions.parquet"}
-    if directory.exists():
-        foreign = sorted(path.name for path in directory.iterdir() if path.name not in own and not path.name.startswith("."))
-        if foreign:
-            raise OptionError(f"{directory} holds other files; name an empty directory: {foreign[0]!r}")
+    """Use a new, an empty or a former demo directory, and nothing else."""
+    if directory.exists() and not directory.is_dir():
+        raise OptionError(f"The demo wants a directory: {directory}")
+    if directory.exists() and any(directory.iterdir()) and not (directory / _MARKER).exists():
+        raise OptionError(f"The directory holds other files; name an empty one: {directory}")
     for name in ("panel", "run"):
         shutil.rmtree(directory / name, ignore_errors=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _MARKER).touch()
 
 
 def sampling_error(r2: float, rows: int) -> float:

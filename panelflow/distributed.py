@@ -34,7 +34,14 @@ from panelflow.errors import OptionError, PanelflowError, RankError
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_SECONDS = 3.0
-_CHILD = "import sys; from panelflow.distributed import run_rank; run_rank(sys.argv[1])"
+_NOTICED_AFTER_SECONDS = 0.3
+# The caller's import path comes first: panelflow itself, and what the function needs, may only be found there.
+_CHILD = """
+import json, sys
+sys.path[:] = json.load(open(sys.argv[1] + "/path.json"))
+from panelflow.distributed import run_rank
+run_rank(sys.argv[1])
+"""
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class Place:
 def join() -> Place:
     """Join the job that this process belongs to: a launched one, one of ``torchrun``, or none.
 
-    Picks NCCL on CUDA and Gloo elsewhere, and one GPU for each rank of a machine.
+    Picks NCCL where each rank of a machine has a GPU of its own, and Gloo on the CPU elsewhere: NCCL refuses to share one.
     """
     if not dist.is_initialized() and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         dist.init_process_group(_backend())
@@ -63,16 +70,15 @@ def join() -> Place:
 
 
 def _backend() -> str:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(_device())
-        return "nccl"
-    return "gloo"
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not torch.cuda.is_available() or ranks_here > torch.cuda.device_count():
+        return "gloo"
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return "nccl"
 
 
 def _device() -> torch.device:
-    if not torch.cuda.is_available() or (dist.is_initialized() and dist.get_backend() == "gloo"):
-        return torch.device("cpu")
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    return torch.device("cpu") if dist.get_backend() == "gloo" else torch.device("cuda", torch.cuda.current_device())
 
 
 def sum_over_ranks(values: Sequence[float], place: Place) -> list[float]:
@@ -176,43 +182,50 @@ def _start_rank(rank: int, nproc: int, folder: str) -> subprocess.Popen[bytes]:
 
 
 def _wait_for_ranks(ranks: Sequence[subprocess.Popen[bytes]], folder: str) -> None:
-    """Wait until all are done, or one failed and the others had a moment to say why."""
-    failed_at: float | None = None
-    while True:
-        codes = [rank.poll() for rank in ranks]
-        if all(code == 0 for code in codes):
-            return
-        if any(code not in (None, 0) for code in codes):
-            failed_at = failed_at or time.monotonic()
-            if None not in codes or time.monotonic() - failed_at > _GRACE_SECONDS:
-                raise _explain(codes, folder)
+    """Wait until every rank has left its result, or one failed and the others had a moment to say why.
+
+    A rank that is done stays until all are: another may still be talking to it.
+    """
+    ended: dict[int, float] = {}
+    while not all(Path(folder, f"result-{rank}.pkl").exists() for rank in range(len(ranks))):
+        for rank, process in enumerate(ranks):
+            if process.poll() is not None:
+                ended.setdefault(rank, time.time())
+        if ended and (len(ended) == len(ranks) or time.time() - min(ended.values()) > _GRACE_SECONDS):
+            raise _explain([process.poll() for process in ranks], ended, folder)
         time.sleep(0.02)
 
 
-def _explain(codes: Sequence[int | None], folder: str) -> RankError:
-    """The rank that failed first: one that was killed could not say so, the others name the time of their error."""
-    for rank, code in enumerate(codes):
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            return RankError(f"Rank {rank} was killed by {name}; if nobody did so, it ran out of memory. The job was ended.")
-    errors = []
-    for rank, code in enumerate(codes):
+def _explain(codes: Sequence[int | None], ended: dict[int, float], folder: str) -> RankError:
+    """The rank that failed first, by the time of its error or, where it could not report one, of its end."""
+    failures = []
+    for rank, when in ended.items():
         report = Path(folder, f"error-{rank}.json")
-        if report.exists():
-            errors.append((json.loads(report.read_text()), rank))
-        elif code:
-            errors.append(({"time": float("inf"), "text": f"it left with exit code {code}", "error": None}, rank))
-    error, rank = min(errors, key=lambda item: item[0]["time"])
-    failure = RankError(f"Rank {rank} of {len(codes)} failed and the job was ended:\n{error['text']}")
-    if error["error"] is not None:
-        failure.__cause__ = pickle.loads(bytes.fromhex(error["error"]))
+        # A rank that was killed is noticed a moment after the others met its absence.
+        unsaid = {"time": when - _NOTICED_AFTER_SECONDS, "text": None, "error": None}
+        known: dict[str, Any] = json.loads(report.read_text()) if report.exists() else unsaid
+        failures.append((known["time"], rank, known))
+    _, rank, first = min(failures, key=lambda failure: failure[:2])
+    if first["text"] is None:
+        return RankError(f"Rank {rank} of {len(codes)} {_describe_end(codes[rank])}. The job was ended.")
+    failure = RankError(f"Rank {rank} of {len(codes)} failed and the job was ended:\n{first['text']}")
+    if first["error"] is not None:
+        failure.__cause__ = pickle.loads(bytes.fromhex(first["error"]))
     return failure
 
 
+def _describe_end(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"left with exit code {code}"
+    hint = "; if nobody did so, it ran out of memory" if -code == signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}"
+
+
 def _stop(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End all ranks: closing their standard input is the sign, signals are for those that do not heed it."""
     for rank in ranks:
-        if rank.poll() is None:
-            rank.terminate()
+        assert rank.stdin is not None
+        rank.stdin.close()
     deadline = time.monotonic() + _GRACE_SECONDS
     for rank in ranks:
         try:
@@ -220,39 +233,34 @@ def _stop(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             rank.kill()
             rank.wait()
-        if rank.stdin is not None:
-            rank.stdin.close()
 
 
 def run_rank(folder: str) -> None:
     """Body of a rank that :func:`launch` started."""
-    threading.Thread(target=_end_with_parent, name="panelflow-parent", daemon=True).start()
+    done = threading.Event()
+    threading.Thread(target=_end_with_parent, args=(done,), name="panelflow-parent", daemon=True).start()
     rank = int(os.environ["RANK"])
     try:
-        job = _load_job(folder)
+        job = pickle.loads(Path(folder, "job.pkl").read_bytes())
         store = TCPStore(_LOOPBACK, job["port"], is_master=False)
         limit = timedelta(seconds=job["timeout"])
         dist.init_process_group(_backend(), store=store, rank=rank, world_size=job["nproc"], timeout=limit)
         result = job["function"](*job["args"])
-        dist.barrier()
-        dist.destroy_process_group()
+        _flush()
+        done.set()
         _write(Path(folder, f"result-{rank}.pkl"), cloudpickle.dumps(result))
-        code = 0
+        threading.Event().wait()  # until the parent has the results of all
     except BaseException as error:
         known = cloudpickle.dumps(error).hex() if isinstance(error, PanelflowError) else None
         report = {"time": time.time(), "text": traceback.format_exc(), "error": known}
         _write(Path(folder, f"error-{rank}.json"), json.dumps(report).encode())
-        code = 1
+        _flush()
+        os._exit(1)  # torch's threads can abort, or never end, while an interpreter is torn down
+
+
+def _flush() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # torch's threads can abort, or never end, while an interpreter is torn down
-
-
-def _load_job(folder: str) -> dict[str, Any]:
-    """The job; the caller's import path comes first, since its functions may live there."""
-    sys.path[:] = json.loads(Path(folder, "path.json").read_text())
-    job: dict[str, Any] = pickle.loads(Path(folder, "job.pkl").read_bytes())
-    return job
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -261,8 +269,8 @@ def _write(path: Path, data: bytes) -> None:
     partial.rename(path)
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(done: threading.Event) -> None:
     """The parent holds the other end of standard input: at its end, so do we."""
     while os.read(0, 4096):
         pass
-    os._exit(1)
+    os._exit(0 if done.is_set() else 1)

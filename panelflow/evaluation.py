@@ -7,6 +7,7 @@ of blocks. So every number of ranks feeds the model the very same batches, and n
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ def evaluate(
     model
         Maps [rows, num_features] to [rows] or [rows, num_targets].
     split
-        Streamed by date where it is stored in date order; a split in hash order is collected first (24 bytes a row).
+        Streamed by date where it is stored in date order; a split in hash order is collected first, on every rank: about
+        45 bytes a row for one target, three times while it is sorted.
     loss
         As in :func:`panelflow.fit`.
     batch_size
@@ -83,6 +85,7 @@ def evaluate(
     """
     place = join()
     where = torch.device(device) if device is not None else place.device
+    model.to(where)
     blocks = list(_score(model, split, resolve_loss(loss), batch_size, precision, where, place))
     if split.date_rows is None:
         blocks = [block for part in gather_objects(blocks, place) for block in part]
@@ -128,7 +131,7 @@ def _by_date(blocks: list[Scored]) -> Scored:
     return Scored(**{name: values[order] for name, values in fields.items()})
 
 
-@torch.inference_mode()  # as a decorator it is off again between two blocks
+@torch.no_grad()  # as a decorator it is off again between two blocks
 def _score(
     model: nn.Module, split: Split, loss: RowLoss, batch_size: int, precision: str, device: torch.device, place: Place
 ) -> Iterator[Scored]:
@@ -263,7 +266,7 @@ def _frame(split: Split, block: Scored) -> pd.DataFrame:
 
 
 def _write_parquet(frames: Iterator[pd.DataFrame], empty: pd.DataFrame, path: str) -> None:
-    partial = f"{path}.tmp"
+    partial = f"{path}.{uuid.uuid4().hex}.tmp"
     schema = pa.Schema.from_pandas(empty, preserve_index=False)
     if pa.types.is_null(schema.field("entity").type):
         schema = schema.set(0, pa.field("entity", pa.string()))

@@ -138,9 +138,9 @@ class Loader:
         self.order = Order(
             num_rows=split.num_rows,
             chunk_rows=split.chunk_rows,
-            batch_size=batch_size,
-            lanes=min(DEFAULT_LANES, batch_size) if lanes is None else lanes,
-            seed=seed,
+            batch_size=int(batch_size),
+            lanes=min(DEFAULT_LANES, int(batch_size)) if lanes is None else int(lanes),
+            seed=int(seed),
             shuffle=shuffle,
             drop_last=drop_last,
             window_chunks=window_chunks,
@@ -151,9 +151,11 @@ class Loader:
         self._lanes = self.order.lanes_of(self.rank, self.world_size)
         efficiency = self.order.efficiency(self.world_size)
         if efficiency < _WAITING_WORTH_A_WARNING and self.rank == 0:
+            even = self.world_size * -(-self.order.lanes // self.world_size)
+            even = even if even <= batch_size else even - self.world_size
             warnings.warn(
-                f"{self.order.lanes} lanes over {self.world_size} ranks keep them {efficiency:.0%} busy; lanes="
-                f"{self.world_size * -(-self.order.lanes // self.world_size)} would divide evenly.",
+                f"{self.order.lanes} lanes over {self.world_size} ranks keep them {efficiency:.0%} busy; lanes={even} would "
+                f"divide evenly.",
                 stacklevel=2,
             )
         self._readers = {name: r for name, r in split.readers().items() if keys or name not in ("entity", "date")}
@@ -169,13 +171,14 @@ class Loader:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that reading ahead holds at most: lanes of this rank x window x 2, one of them being filled."""
+        """Bytes that reading ahead holds at most: lanes of this rank x window x 2, one being filled, and a chunk a thread."""
         row_bytes = sum(reader.grid.row_bytes for reader in self._readers.values())
         if not self.order.shuffle:
             return 2 * (self.order.batch_size + self.order.chunk_rows) * row_bytes
         lengths = np.diff(self.order.lane_starts)[self._lanes.start : self._lanes.stop]
         window_rows = np.minimum(lengths, self.order.window_chunks * self.order.chunk_rows)
-        return int(2 * window_rows.sum() * row_bytes)
+        widest = max(reader.grid.row_bytes for reader in self._readers.values())
+        return int(2 * window_rows.sum() * row_bytes + self._threads * self.order.chunk_rows * widest)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate; a step restored by :meth:`load_state_dict` for this very epoch is kept."""
@@ -219,11 +222,14 @@ class Loader:
             self._step = 0
         self._loaded = False
         epoch, first = self._epoch, self._step
-        with ThreadPoolExecutor(self._threads, thread_name_prefix="panelflow-read") as pool:
+        pool = ThreadPoolExecutor(self._threads, thread_name_prefix="panelflow-read")
+        try:
             stream = self._shuffled(pool, epoch, first) if self.order.shuffle else self._stored(pool, first)
             for step, arrays in enumerate(stream, start=first):
                 self._step = step + 1
                 yield self._batch(arrays, epoch, step)
+        finally:
+            pool.shutdown(cancel_futures=True)
         self._epoch, self._step = epoch + 1, 0
 
     def _batch(self, arrays: Arrays, epoch: int, step: int) -> Batch:
@@ -293,11 +299,14 @@ class _Lane:
 
 def _read_window(readers: dict[str, ShardReader], epoch: Epoch, lane: int, row: int) -> tuple[Window, Arrays]:
     window = epoch.window_at(lane, row)
-    arrays = {}
-    for name, reader in readers.items():
-        parts = [reader.read_chunk(chunk)[first:stop] for chunk, first, stop in window.pieces]
-        joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        arrays[name] = joined.take(window.permutation, axis=0)
+    place = np.empty_like(window.permutation)
+    place[window.permutation] = np.arange(len(place))
+    arrays = _allocate(readers, len(place))
+    start = 0
+    for chunk, first, stop in window.pieces:  # one chunk at a time, straight to its permuted place
+        for name, reader in readers.items():
+            arrays[name][place[start : start + stop - first]] = reader.read_chunk(chunk)[first:stop]
+        start += stop - first
     return window, arrays
 
 

@@ -75,7 +75,8 @@ def _correlations(prediction: Vector, target: Vector) -> tuple[float, float, str
         return math.nan, math.nan, "constant predictions"
     if target.min() == target.max():
         return math.nan, math.nan, "constant targets"
-    return pearson(prediction, target), pearson(_ranks(prediction), _ranks(target)), ""
+    ic, rank_ic = pearson(prediction, target), pearson(_ranks(prediction), _ranks(target))
+    return ic, rank_ic, "" if math.isfinite(ic) else "values too close to tell apart"
 
 
 def _ranks(values: Vector) -> Vector:

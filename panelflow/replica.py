@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import inspect
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from panelflow.distributed import Place
+from panelflow.distributed import Place, gather_objects
 from panelflow.errors import OptionError
 from panelflow.modeling import dtype_of
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def exact_batch_norm(model: nn.Module, place: Place) -> nn.Module:
@@ -25,7 +26,7 @@ def exact_batch_norm(model: nn.Module, place: Place) -> nn.Module:
     OptionError
         BatchNorm on several ranks without CUDA.
     """
-    if place.world_size == 1 or not any(isinstance(module, _BATCH_NORMS) for module in model.modules()):
+    if place.world_size == 1 or not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return model
     if place.device.type != "cuda":
         raise OptionError(
@@ -41,16 +42,28 @@ def wrap(model: nn.Module, place: Place, num_features: int) -> nn.Module:
 
     DDP rebuilds its buckets after the first backward pass, which changes the order of summation on three or more ranks. One
     pass over two rows of zeros before the first step makes the layout of a fresh and of a resumed run the same.
+
+    Raises
+    ------
+    OptionError
+        A parameter takes no part in the prediction, so that DDP would wait for its gradient.
     """
     if place.world_size == 1:
         return model
     devices = [place.device.index] if place.device.type == "cuda" else None
-    # Buffers are equal on all ranks from the start; torch renamed the option that broadcasts them before each pass.
+    # Buffers are made equal here, once; torch renamed the option that broadcasts them before each pass.
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
     known = inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
     replica = DistributedDataParallel(model, device_ids=devices, **options)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     replica(torch.zeros(2, num_features, device=place.device, dtype=dtype_of(model))).sum().backward()
+    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if idle:
+        raise OptionError(
+            f"A parameter has no part in the prediction; use it, or freeze it by requires_grad_(False): {idle[0]!r}"
+        )
     replica.zero_grad(set_to_none=True)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
@@ -61,3 +74,25 @@ def wrap(model: nn.Module, place: Place, num_features: int) -> nn.Module:
 def without_synchronisation(replica: nn.Module) -> contextlib.AbstractContextManager[None]:
     """A context in which backward passes stay on this rank, their gradients adding up."""
     return replica.no_sync() if isinstance(replica, DistributedDataParallel) else contextlib.nullcontext()
+
+
+def check_buffers(model: nn.Module, place: Place) -> None:
+    """Refuse buffers that drifted apart: whatever updates them sees the rows of one rank only.
+
+    Raises
+    ------
+    OptionError
+        Names the buffer.
+    """
+    digests = {name: _digest(buffer) for name, buffer in model.named_buffers()}
+    for other in gather_objects(digests, place):
+        for name, digest in digests.items():
+            if other[name] != digest:
+                raise OptionError(
+                    f"A buffer differs between ranks, because the model updates it from the rows of each rank; several ranks "
+                    f"would not compute what one does. Train on one rank, or do without it: {name!r}"
+                )
+
+
+def _digest(tensor: torch.Tensor) -> bytes:
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()

@@ -307,6 +307,10 @@ class Dataset(Mapping[str, Split]):
     def __contains__(self, name: object) -> bool:
         return name in self._splits
 
+    def get(self, name: str, default: Any = None) -> Any:
+        """A split by name, or ``default`` where there is none."""
+        return self._splits.get(name, default)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._splits)
 

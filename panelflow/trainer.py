@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +32,11 @@ from panelflow.metrics import Metrics
 from panelflow.modeling import RowLoss, predict_rows, resolve_loss, row_losses, standardize
 from panelflow.progress import Reporter
 from panelflow.record import MONITORS, Record, Result
-from panelflow.replica import exact_batch_norm, without_synchronisation, wrap
+from panelflow.replica import check_buffers, exact_batch_norm, without_synchronisation, wrap
 from panelflow.splits import is_training
 from panelflow.store import Dataset, Split
 
+_VALIDATION = "validation"
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 _OPTIMIZERS: dict[str, OptimizerFactory] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 
@@ -58,7 +60,7 @@ def fit(
     monitor: str = "loss",
     standardized: bool = True,
     train: str | None = None,
-    validation: str | None = "validation",
+    validation: str | None = _VALIDATION,
     seed: int = 0,
     lanes: int | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -114,7 +116,8 @@ def fit(
         Where rank 0 writes checkpoints, each whole or absent: at the end of each epoch and every ``checkpoint_every``
         optimizer steps; the newest two are kept.
     resume
-        ``"auto"`` continues from the newest whole checkpoint if there is one, ``"must"`` wants one, ``"never"`` refuses one.
+        ``"auto"`` continues from the newest whole checkpoint if there is one, ``"must"`` wants one, ``"never"`` refuses one. The
+        learning rate and other state of the optimizer come from the checkpoint.
     progress
         Report progress on standard error of rank 0.
 
@@ -125,7 +128,8 @@ def fit(
     Raises
     ------
     OptionError
-        An argument, or the shape that model or loss returns; BatchNorm on several ranks without CUDA.
+        An argument, or the shape that model or loss returns; on several ranks BatchNorm without CUDA, parameters that take no
+        part in the prediction, or buffers that each rank changes in its own way.
     CheckpointError
         The checkpoint belongs to another dataset, order or model.
     CorruptDatasetError
@@ -138,7 +142,9 @@ def fit(
     model, and ``Loader.memory_bytes``.
     """
     place = join()
-    _check_options(accumulate, precision, monitor, resume, scheduler_interval, early_stopping, epochs, checkpoint_every)
+    _check_options(
+        accumulate, precision, monitor, resume, scheduler_interval, early_stopping, epochs, checkpoint_every, clip_norm
+    )
     train_split, validation_split = _choose_splits(dataset, train, validation, early_stopping)
     whole = standardize(model, dataset) if standardized else model
     whole = exact_batch_norm(whole, place).to(place.device)
@@ -161,6 +167,7 @@ def fit(
         accumulate=accumulate,
         clip_norm=clip_norm,
         precision=precision,
+        monitor=monitor,
         step_scheduler=scheduler_interval == "step",
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
@@ -176,7 +183,7 @@ def fit(
             metrics = None
             if validation_split is not None:
                 metrics = evaluate(run.model, validation_split, loss=run.loss, precision=precision)
-            run.end_epoch(epoch, metrics, monitor, early_stopping)
+            run.end_epoch(epoch, metrics, early_stopping)
     return run.record.result(run.model, choose_best=early_stopping is not None)
 
 
@@ -194,6 +201,7 @@ class _Run:
     accumulate: int
     clip_norm: float | None
     precision: str
+    monitor: str
     step_scheduler: bool
     checkpoint_dir: str | os.PathLike[str] | None
     checkpoint_every: int | None
@@ -269,14 +277,15 @@ class _Run:
 
     # Epochs and checkpoints -----------------------------------------------------------------------------------------------
 
-    def end_epoch(self, epoch: int, metrics: Metrics | None, monitor: str, patience: int | None) -> None:
+    def end_epoch(self, epoch: int, metrics: Metrics | None, patience: int | None) -> None:
         """Keep the figures and the best weights, decide whether to stop, step the scheduler, save."""
         record = self.record
-        figures = {"steps": len(self.loader), "learning_rate": self.optimizer.param_groups[0]["lr"]}
-        record.end_epoch(epoch, figures, metrics, monitor, patience, self.model)
+        figures = {"steps": len(self.loader), "learning_rate": float(self.optimizer.param_groups[0]["lr"])}
+        check_buffers(self.model, self.place)
+        record.end_epoch(epoch, figures, metrics, self.monitor, patience, self.model)
         record.stopped_early = bool(from_first(record.stopped_early, self.place))
         if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(math.inf if metrics is None else metrics.value(monitor))
+            self.scheduler.step(math.inf if metrics is None else metrics.value(self.monitor))
         elif self.scheduler is not None and not self.step_scheduler:
             self.scheduler.step()
         self._save(None)
@@ -297,9 +306,18 @@ class _Run:
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "loader": self.loader.state_dict(),
             "progress": progress,
-            "world_size": self.place.world_size,
+            "recipe": self._recipe(),
         }
         checkpoint.save(self.checkpoint_dir, self.record.updates, saved)
+
+    def _recipe(self) -> dict[str, Any]:
+        """What must be the same for a run to be one run."""
+        return {
+            "optimizer": type(self.optimizer).__name__,
+            "scheduler": None if self.scheduler is None else type(self.scheduler).__name__,
+            "accumulate": self.accumulate,
+            "monitor": self.monitor,
+        }
 
     def restore(self, resume: str) -> None:
         """Continue from the newest whole checkpoint, as ``resume`` says; rank 0 reads it for all."""
@@ -318,6 +336,12 @@ class _Run:
                 f"{os.fspath(self.checkpoint_dir)} holds checkpoints of a run; resume it or choose another folder."
             )
         self.loader.load_state_dict(saved["loader"])
+        for name, value in self._recipe().items():
+            if saved["recipe"][name] != value:
+                raise CheckpointError(
+                    f"The run in {os.fspath(self.checkpoint_dir)} has {name}={saved['recipe'][name]!r} and cannot go on with "
+                    f"{value!r}."
+                )
         try:
             self.model.load_state_dict(saved["model"])
             self.optimizer.load_state_dict(saved["optimizer"])
@@ -326,6 +350,8 @@ class _Run:
         if self.scheduler is not None and saved["scheduler"] is not None:
             self.scheduler.load_state_dict(saved["scheduler"])
         self.record = Record(**saved["progress"])
+        if self.place.is_first:
+            self.record.write(Path(self.checkpoint_dir, "metrics.jsonl"))
 
 
 def _step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
@@ -337,7 +363,10 @@ def _make_optimizer(optimizer: str | OptimizerFactory, model: nn.Module, lr: flo
         return optimizer(model.parameters())
     if optimizer not in _OPTIMIZERS:
         raise OptionError(f"optimizer is one of {', '.join(_OPTIMIZERS)} or a factory; optimizer={optimizer!r}")
-    return _OPTIMIZERS[optimizer](model.parameters(), lr=lr, weight_decay=weight_decay)
+    try:
+        return _OPTIMIZERS[optimizer](model.parameters(), lr=float(lr), weight_decay=float(weight_decay))
+    except ValueError as error:
+        raise OptionError(f"{optimizer} refuses its options ({error}); lr={lr}, weight_decay={weight_decay}") from error
 
 
 def _choose_splits(
@@ -350,7 +379,9 @@ def _choose_splits(
         train = names[0]
     if dataset[train].num_rows == 0:
         raise OptionError(f"The split to train on has no rows; train={train!r}")
-    found = dataset[validation] if validation is not None and validation in dataset else None
+    found = None if validation is None else dataset.get(validation)
+    if found is None and validation not in (None, _VALIDATION):
+        raise OptionError(f"The dataset has the splits {list(dataset)}; validation={validation!r}")
     if found is None and early_stopping is not None:
         raise OptionError(f"Early stopping needs a validation split among {list(dataset)}; validation={validation!r}")
     return dataset[train], found
@@ -365,6 +396,7 @@ def _check_options(
     early_stopping: int | None,
     epochs: int,
     checkpoint_every: int | None,
+    clip_norm: float | None,
 ) -> None:
     choices = {
         "precision": (precision, ("fp32", "bf16")),
@@ -379,3 +411,5 @@ def _check_options(
     for name, count in counts.items():
         if count is not None and count < 1:
             raise OptionError(f"{name} is at least 1; {name}={count}")
+    if clip_norm is not None and not clip_norm > 0:
+        raise OptionError(f"A norm to clip at is positive; clip_norm={clip_norm}")

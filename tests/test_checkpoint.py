@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ def test_a_torn_one_is_passed_over_with_a_warning(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, 1, {"updates": 1})
     newest = checkpoint.save(tmp_path, 2, {"updates": 2})
     newest.write_bytes(newest.read_bytes()[:50])
-    with pytest.warns(UserWarning, match=r"step-0000000002.pt is not whole"):
+    with pytest.warns(UserWarning, match=r"step-0000000002.pt is not whole, or"):
         assert checkpoint.load_newest(tmp_path) == {"updates": 1}
     (tmp_path / "step-0000000001.pt").write_bytes(b"")
     with pytest.warns(UserWarning), pytest.raises(pf.CheckpointError, match="None of the 2"):
@@ -39,6 +40,12 @@ def test_a_failed_save_leaves_the_older_one(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(pf.StorageError, match=r"step-0000000002.pt.*No space left"):
         checkpoint.save(tmp_path, 2, {"updates": 2})
     assert checkpoint.load_newest(tmp_path) == {"updates": 1}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001.pt"]
+
+
+def test_numpy_numbers_are_read_again(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, 1, {"lr": np.float64(0.5), "nested": [(np.int64(3),)]})
+    assert checkpoint.load_newest(tmp_path) == {"lr": 0.5, "nested": [(3,)]}
 
 
 def test_nothing_there(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -54,7 +55,7 @@ def test_the_whole_path_on_the_command_line(source: Path, unweighted: pf.Dataset
     result = json.loads((run_dir / "result.json").read_text())
     assert [entry["epoch"] for entry in result["history"]] == [0, 1]
     assert len((run_dir / "metrics.jsonl").read_text().splitlines()) == 2
-    assert "--resume" in run(*train, code=1).stderr
+    assert "--resume" in run(*train, code=2).stderr
     assert run(*train, "--resume").returncode == 0
 
     predictions = tmp_path / "p.parquet"
@@ -113,6 +114,33 @@ def test_exit_codes_and_one_paragraph(tmp_path: Path, arguments: list[str], code
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--hidden", "8,-1"],
+        ["--lr", "-1"],
+        ["--nproc", "40", "--batch-size", "20"],
+        ["--model", "os:getcwd"],
+        ["--seed", str(2**70)],
+    ],
+)
+def test_training_options_are_refused_in_one_paragraph(unweighted: pf.Dataset, tmp_path: Path, options: list[str]) -> None:
+    done = run("train", unweighted.folder.path(), "--run-dir", tmp_path / "run", *options, code=2)
+    assert options[-1].split(",")[-1] in done.stderr or options[1] in done.stderr
+
+
+def test_a_model_predicts_only_the_features_it_was_trained_on(unweighted: pf.Dataset, prepare: Any, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run("train", unweighted.folder.path(), "--run-dir", run_dir, "--epochs", "1", "--hidden", "")
+    other = prepare(make_panel().rename(columns={"f0": "fz"}))
+    predict = ["predict", other.folder.path(), "--run-dir", run_dir, "--to", tmp_path / "p.parquet"]
+    assert "['f1', 'f2', 'f3', 'fz']" in run(*predict, code=1).stderr
+    (run_dir / "model.pt").write_bytes((run_dir / "model.pt").read_bytes()[:100])
+    assert "model.pt is not whole" in run(*predict, code=1).stderr
+    (tmp_path / "file").touch()
+    run("train", unweighted.folder.path(), "--run-dir", tmp_path / "file" / "run", code=1)
+
+
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "panelflow", "--debug", "inspect", str(tmp_path / "nothing.zarr")]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -133,4 +161,4 @@ def test_the_demo_finds_what_was_planted(tmp_path: Path) -> None:
     assert run("demo", tmp_path / "demo").returncode == 0
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "mine.txt").touch()
-    assert "mine.txt" in run("demo", tmp_path / "other", code=2).stderr
+    assert "other" in run("demo", tmp_path / "other", code=2).stderr

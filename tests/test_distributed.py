@@ -61,8 +61,31 @@ def die_on_rank_one() -> None:
 
 
 def test_a_killed_rank_ends_the_job() -> None:
-    with pytest.raises(pf.RankError, match="Rank 1 was killed by SIGKILL"):
+    with pytest.raises(pf.RankError, match="Rank 1 of 2 was killed by SIGKILL; if nobody did so, it ran out of memory"):
         pf.launch(die_on_rank_one, 2)
+
+
+def finish_late() -> int:
+    rank = join().rank
+    if rank == 0:
+        time.sleep(4)  # longer than a collective may take
+    return rank
+
+
+def test_a_rank_may_work_alone_for_longer_than_a_collective() -> None:
+    assert pf.launch(finish_late, 2, timeout=1.0) == [0, 1]
+
+
+def raise_then_abort() -> None:
+    if join().rank == 0:
+        raise ValueError("the true cause")
+    time.sleep(1)
+    os.abort()
+
+
+def test_the_first_failure_is_told() -> None:
+    with pytest.raises(pf.RankError, match="the true cause"):
+        pf.launch(raise_then_abort, 2)
 
 
 def listening() -> list[str]:
@@ -129,7 +152,7 @@ def test_ranks_end_with_their_parent(tmp_path: Path) -> None:
 
 def test_torchrun_runs_the_same_script(dataset: pf.Dataset, tmp_path: Path) -> None:
     body = f"""
-        import json, sys, torch, panelflow as pf
+        import json, os, sys, torch, panelflow as pf
         def train():
             torch.manual_seed(0)
             ds = pf.open({dataset.folder.path()!r})
@@ -139,7 +162,8 @@ def test_torchrun_runs_the_same_script(dataset: pf.Dataset, tmp_path: Path) -> N
             if sys.argv[1:] == ["launch"]:
                 print(json.dumps(pf.launch(train, 2)))
             else:
-                print(json.dumps(train()))
+                print(json.dumps(train()), flush=True)
+                os._exit(0)  # torch's own threads sometimes abort while the interpreter is torn down
     """
     path = script(tmp_path, body)
     runner = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

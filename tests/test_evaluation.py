@@ -129,4 +129,3 @@ def test_the_mode_of_the_model_is_left_as_it_was(dataset: pf.Dataset) -> None:
     pf.evaluate(model, dataset["test"])
     assert model.training
     assert torch.is_grad_enabled()
-    assert not torch.is_inference_mode_enabled()

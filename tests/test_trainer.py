@@ -331,6 +331,10 @@ def test_resume_modes_and_foreign_checkpoints(dataset: pf.Dataset, unweighted: p
         pf.fit(make_model(), unweighted, **options)
     with pytest.raises(pf.CheckpointError, match="another model"):
         pf.fit(pf.MLP(4, 1, (5,)), dataset, **options)
+    with pytest.raises(pf.CheckpointError, match=r"optimizer='Adam'.*'SGD'"):
+        pf.fit(make_model(), dataset, optimizer="sgd", **options)
+    with pytest.raises(pf.CheckpointError, match="accumulate=1"):
+        pf.fit(make_model(), dataset, accumulate=2, **options)
     with pytest.raises(pf.CheckpointError, match="batch_size=128"):
         pf.fit(make_model(), dataset, **options | {"batch_size": 64})
 
@@ -378,6 +382,38 @@ def test_batch_norm_is_exact_or_refused(dataset: pf.Dataset) -> None:
     assert pf.fit(model, dataset, batch_size=100, epochs=1, progress=False).history
 
 
+class Averaging(torch.nn.Linear):
+    """Keeps a running mean of its inputs in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if self.training and len(features):
+            self.seen += features.mean(dim=0).detach()
+        return super().forward(features)
+
+
+class Idle(torch.nn.Linear):
+    """Has a parameter that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.spare = torch.nn.Parameter(torch.zeros(1))
+
+
+def train_module(path: str, kind: type[torch.nn.Module]) -> None:
+    pf.fit(kind(), pf.open(path), batch_size=BATCH, epochs=1, progress=False)
+
+
+@pytest.mark.parametrize(("kind", "text"), [(Averaging, "buffer differs between ranks.*'model.seen'"), (Idle, "'model.spare'")])
+def test_what_ranks_could_not_compute_alike_is_refused(dataset: pf.Dataset, kind: type[torch.nn.Module], text: str) -> None:
+    with pytest.raises(pf.RankError, match=text):
+        pf.launch(train_module, 2, (dataset.folder.path(), kind))
+    train_module(dataset.folder.path(), kind)  # one rank is free to
+
+
 def damaged_train(path: str) -> None:
     pf.fit(make_model(), pf.open(path), batch_size=BATCH, epochs=1, progress=False)
 
@@ -403,7 +439,10 @@ def test_damage_on_one_rank_ends_the_job_with_the_name_of_the_file(
         ({"epochs": 0}, "epochs=0"),
         ({"accumulate": 0}, "accumulate=0"),
         ({"train": "training"}, "'training'"),
-        ({"early_stopping": 1, "validation": "holdout"}, "validation='holdout'"),
+        ({"validation": "holdout"}, "validation='holdout'"),
+        ({"early_stopping": 1, "validation": None}, "validation=None"),
+        ({"clip_norm": -1.0}, "clip_norm=-1.0"),
+        ({"lr": -1.0}, "lr=-1.0"),
         ({"resume": "must"}, "checkpoint_dir"),
         ({"loss": lambda p, t: ((p - t) ** 2).mean()}, "never a mean"),
     ],
