@@ -24,9 +24,9 @@ from torch import nn
 
 from panelflow.distributed import Place, gather_objects, join
 from panelflow.errors import OptionError, StorageError
-from panelflow.loader import read_ranges
 from panelflow.metrics import DateRecord, Metrics, record_date, summarize
 from panelflow.modeling import RowLoss, predict_rows, resolve_loss, row_losses
+from panelflow.reading import read_ranges
 from panelflow.store import Split
 
 EVALUATION_ROWS = 65536

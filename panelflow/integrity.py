@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from panelflow.errors import CorruptDatasetError
+from panelflow.format import ROOT
 from panelflow.progress import Reporter
 from panelflow.shards import ShardReader, digest_rows
-from panelflow.store import ROOT, Dataset, Split
+from panelflow.store import Dataset, Split
 
 
 def verify(dataset: Dataset, *, progress: bool = False) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from panelflow.errors import ConservationError
+from panelflow.format import digest_names
 from panelflow.gather import BucketCount, ShardSummary
 from panelflow.hashing import HASH_VERSION, add_checksums
 from panelflow.plan import Budget, Plan, Rules
@@ -20,7 +21,6 @@ from panelflow.scan import Scan
 from panelflow.scratch import UnitSummary
 from panelflow.splits import EARLIEST, LATEST, DateSplit, is_training
 from panelflow.statistics import Moments
-from panelflow.store import digest_names
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from distributed import Client, Future
 from panelflow import gather, p2p, scatter
 from panelflow.cluster import Workers, run_tasks
 from panelflow.errors import DuplicateKeysError, PanelError
+from panelflow.format import make_grids, write_manifest, write_metadata
 from panelflow.gather import BucketCount, ShardSummary
 from panelflow.manifest import Job, describe_content, describe_provenance, describe_storage, prove_conservation
 from panelflow.panel import Unit, make_units
@@ -28,7 +29,6 @@ from panelflow.shards import ArrayGrid
 from panelflow.source import Columns, FileInfo
 from panelflow.splits import assign, check_not_empty
 from panelflow.staging import Staging
-from panelflow.store import make_grids, write_manifest, write_metadata
 
 _MERGED_AT_ONCE = 32
 

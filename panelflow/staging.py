@@ -31,7 +31,7 @@ import psutil
 
 from panelflow.errors import DatasetBusyError, DatasetExistsError, DatasetNotFoundError, OptionError, PanelError
 from panelflow.files import Folder
-from panelflow.store import ROOT, read_manifest
+from panelflow.format import ROOT, read_manifest
 
 _HEARTBEAT_SECONDS = 10.0
 _EXPIRY_SECONDS = 60.0

@@ -31,14 +31,10 @@ from panelflow.loader import Batch, Loader
 from panelflow.metrics import Metrics
 from panelflow.modeling import RowLoss, predict_rows, resolve_loss, row_losses, standardize
 from panelflow.progress import Reporter
-from panelflow.record import MONITORS, Record, Result
+from panelflow.recipe import VALIDATION, OptimizerFactory, check_options, choose_splits, make_optimizer
+from panelflow.record import Record, Result
 from panelflow.replica import check_buffers, exact_batch_norm, without_synchronisation, wrap
-from panelflow.splits import is_training
-from panelflow.store import Dataset, Split
-
-_VALIDATION = "validation"
-OptimizerFactory = Callable[..., torch.optim.Optimizer]
-_OPTIMIZERS: dict[str, OptimizerFactory] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+from panelflow.store import Dataset
 
 
 def fit(
@@ -60,7 +56,7 @@ def fit(
     monitor: str = "loss",
     standardized: bool = True,
     train: str | None = None,
-    validation: str | None = _VALIDATION,
+    validation: str | None = VALIDATION,
     seed: int = 0,
     lanes: int | None = None,
     checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -142,10 +138,8 @@ def fit(
     model, and ``Loader.memory_bytes``.
     """
     place = join()
-    _check_options(
-        accumulate, precision, monitor, resume, scheduler_interval, early_stopping, epochs, checkpoint_every, clip_norm
-    )
-    train_split, validation_split = _choose_splits(dataset, train, validation, early_stopping)
+    check_options(accumulate, precision, monitor, resume, scheduler_interval, early_stopping, epochs, checkpoint_every, clip_norm)
+    train_split, validation_split = choose_splits(dataset, train, validation, early_stopping)
     whole = standardize(model, dataset) if standardized else model
     whole = exact_batch_norm(whole, place).to(place.device)
     run = _Run(
@@ -153,7 +147,7 @@ def fit(
         model=whole,
         replica=whole,
         loss=resolve_loss(loss),
-        optimizer=_make_optimizer(optimizer, whole, lr, weight_decay),
+        optimizer=make_optimizer(optimizer, whole, lr, weight_decay),
         scheduler=None,
         loader=Loader(
             train_split,
@@ -356,60 +350,3 @@ class _Run:
 
 def _step_seed(seed: int, epoch: int, step: int, rank: int) -> int:
     return int(fold(seed, epoch, step, rank)[0] >> np.uint64(1))
-
-
-def _make_optimizer(optimizer: str | OptimizerFactory, model: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
-    if callable(optimizer):
-        return optimizer(model.parameters())
-    if optimizer not in _OPTIMIZERS:
-        raise OptionError(f"optimizer is one of {', '.join(_OPTIMIZERS)} or a factory; optimizer={optimizer!r}")
-    try:
-        return _OPTIMIZERS[optimizer](model.parameters(), lr=float(lr), weight_decay=float(weight_decay))
-    except ValueError as error:
-        raise OptionError(f"{optimizer} refuses its options ({error}); lr={lr}, weight_decay={weight_decay}") from error
-
-
-def _choose_splits(
-    dataset: Dataset, train: str | None, validation: str | None, early_stopping: int | None
-) -> tuple[Split, Split | None]:
-    if train is None:
-        names = [name for name in dataset if is_training(name)]
-        if len(names) != 1:
-            raise OptionError(f"Name the split to train on; train is one of {names}")
-        train = names[0]
-    if dataset[train].num_rows == 0:
-        raise OptionError(f"The split to train on has no rows; train={train!r}")
-    found = None if validation is None else dataset.get(validation)
-    if found is None and validation not in (None, _VALIDATION):
-        raise OptionError(f"The dataset has the splits {list(dataset)}; validation={validation!r}")
-    if found is None and early_stopping is not None:
-        raise OptionError(f"Early stopping needs a validation split among {list(dataset)}; validation={validation!r}")
-    return dataset[train], found
-
-
-def _check_options(
-    accumulate: int,
-    precision: str,
-    monitor: str,
-    resume: str,
-    scheduler_interval: str,
-    early_stopping: int | None,
-    epochs: int,
-    checkpoint_every: int | None,
-    clip_norm: float | None,
-) -> None:
-    choices = {
-        "precision": (precision, ("fp32", "bf16")),
-        "monitor": (monitor, tuple(MONITORS)),
-        "resume": (resume, ("auto", "must", "never")),
-        "scheduler_interval": (scheduler_interval, ("epoch", "step")),
-    }
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise OptionError(f"{name} is one of {', '.join(map(repr, allowed))}; {name}={value!r}")
-    counts = {"accumulate": accumulate, "epochs": epochs, "early_stopping": early_stopping, "checkpoint_every": checkpoint_every}
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise OptionError(f"{name} is at least 1; {name}={count}")
-    if clip_norm is not None and not clip_norm > 0:
-        raise OptionError(f"A norm to clip at is positive; clip_norm={clip_norm}")

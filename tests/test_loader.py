@@ -210,6 +210,6 @@ def _bytes(arrays: dict[str, np.ndarray]) -> int:
 def _lanes(loader: pf.Loader) -> list[Any]:
     import gc
 
-    from panelflow.loader import _Lane
+    from panelflow.reading import Lane
 
-    return [item for item in gc.get_objects() if isinstance(item, _Lane) and item._readers is loader._readers]
+    return [item for item in gc.get_objects() if isinstance(item, Lane) and item._readers is loader._readers]
