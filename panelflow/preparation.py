@@ -159,7 +159,7 @@ def prepare(
         raise OptionError(f"split wants a DateSplit; split={split!r}")
     orders = _resolve_orders(row_order, split)
     template, entity = (entity, ENTITY_FROM_NAME) if "{entity}" in entity else (None, entity)
-    target = Folder(os.path.abspath(output) if _is_plain_path(output) else os.fspath(output), output_options or {})
+    target = Folder(_absolute(output), output_options or {})
     check_output(target, overwrite)
     roles = {"entity": entity, "date": date, "features": features, "targets": targets, "weight": weight}
     with connect(client, workers=workers, threads_per_worker=threads_per_worker, memory_limit=memory_limit) as dask_client:
@@ -188,7 +188,7 @@ def prepare(
             source_text=_describe(source),
             run=run,
         )
-        scratch_folder = None if scratch is None else Folder(os.fspath(scratch), output_options or {})
+        scratch_folder = None if scratch is None else Folder(_absolute(scratch), output_options or {})
         with Reporter(progress) as reporter, stage(target, scratch_folder, run, overwrite) as staging:
             if frames.is_frame(source):
                 names = [*columns.keys, *columns.floats]
@@ -239,8 +239,10 @@ def _parse_bytes(size: int | str) -> int:
         raise OptionError(f"shard_bytes is a number of bytes or text such as '64MiB'; shard_bytes={size!r}") from None
 
 
-def _is_plain_path(path: str | os.PathLike[str]) -> bool:
-    return "://" not in os.fspath(path)
+def _absolute(path: str | os.PathLike[str]) -> str:
+    """A local path as workers elsewhere see it; URLs stay as they are."""
+    text = os.fspath(path)
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 
 def _inspect_source(client: Client, source: Any, template: str | None, options: dict[str, Any]) -> list[FileInfo]:

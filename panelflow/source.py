@@ -108,6 +108,9 @@ def list_files(source: Any, template: str | None, options: dict[str, Any]) -> li
         Nothing there, formats mixed, or a file name that does not fit the template.
     """
     sources: Iterable[Any] = source if isinstance(source, list | tuple) else [source]
+    for item in sources:
+        if not isinstance(item, str | os.PathLike):
+            raise OptionError(f"A source is paths, a pandas or a Dask data frame, not {type(item).__name__}: {item!r:.200}")
     found = sorted(path_and_root for item in sources for path_and_root in _expand(os.fspath(item), options))
     if not found:
         raise PanelError(f"No Parquet or CSV file found in {source!r}; name a file, a directory or a pattern.")
@@ -251,8 +254,11 @@ def select_columns(
     for name in chosen_features:
         if name in chosen_targets or name in keys or name == weight:
             raise OptionError(f"A feature is also a key, the target or the weight, which would leak it: {name!r}")
-    if not chosen_targets:
-        raise OptionError(f"At least one target is needed; targets={list(targets)!r}")
+    for role, chosen, given in (("targets", chosen_targets, targets), ("features", chosen_features, features)):
+        if not chosen:
+            raise OptionError(f"At least one column is needed; {role}={list(given)!r}")
+    if weight in chosen_targets or weight in keys:
+        raise OptionError(f"The weight is also a key or a target: {weight!r}")
     columns = Columns(entity, date, chosen_features, chosen_targets, weight)
     for info in infos:
         for name in (*columns.keys, *columns.floats):

@@ -435,6 +435,10 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
         pf.PanelError,
         r"'test' has no rows.*2015-01-01 00:00:00 to 2015-06-17.*allow_empty",
     ),
+    "no features": (PANEL, {"features": []}, pf.OptionError, r"features=\[\]"),
+    "no targets": (PANEL, {"targets": []}, pf.OptionError, r"targets=\[\]"),
+    "target as weight": (PANEL, {"weight": "ret"}, pf.OptionError, "'ret'"),
+    "another kind of table": (pa.table({"a": [1]}), {}, pf.OptionError, "not Table"),
     "no rows": (PANEL.iloc[:0], {}, pf.PanelError, "no rows"),
     "negative horizon": (PANEL, {"horizon": -1}, pf.OptionError, "horizon=-1"),
     "unknown rule": (PANEL, {"duplicates": "drop"}, pf.OptionError, "duplicates='drop'"),
@@ -449,6 +453,14 @@ def test_bad_input_is_refused_and_leaves_nothing(prepare: Prepare, tmp_path: Pat
     source, changes, error, text = BAD[case]
     with pytest.raises(error, match=text):
         prepare(source, **changes)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("case", ["infinite feature", "negative weight", "mixed objects"])
+def test_bad_input_is_refused_by_p2p_too(prepare: Prepare, tmp_path: Path, case: str) -> None:
+    source, changes, error, text = BAD[case]
+    with pytest.raises(error, match=text):
+        prepare(source, exchange="p2p", **changes)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -608,3 +620,47 @@ def test_real_files_with_odd_names(prepare: Prepare, real_data: Path) -> None:
     counts = ds["train"].to_pandas()["entity"].value_counts()
     assert counts["jmom"] == 1
     assert ds.statistics.loc["Open", "max"] > 1e9
+
+
+# Splits of odd contents ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_split_can_be_allowed(prepare: Prepare, tmp_path: Path) -> None:
+    split = pf.DateSplit(train=(None, "2030-01-01"), test=("2030-01-01", None))
+    ds = prepare(PANEL, split=split, allow_empty=True)
+    empty = ds["test"]
+    assert pf.verify(ds)
+    assert empty.num_rows == len(empty.to_pandas()) == len(pf.Loader(empty, 10)) == 0
+    assert list(pf.Loader(empty, 10)) == []
+    assert empty.features.shape == (0, 4)
+    assert np.isnan(pf.evaluate(pf.MLP(4), empty).loss)
+    predictions = pf.predict(pf.MLP(4), empty)
+    assert predictions is not None
+    assert predictions.empty
+    pf.predict(pf.MLP(4), empty, to=tmp_path / "none.parquet")
+    assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
+
+
+def test_an_entity_seen_only_in_evaluation(prepare: Prepare) -> None:
+    late = PANEL[(PANEL["stock"] != "S004") | (PANEL["date"] >= "2015-05-01")]
+    ds = prepare(late)
+    assert "S004" not in set(ds["train"].to_pandas()["stock"])
+    assert "S004" in set(ds["test"].to_pandas()["stock"])
+    assert "S004" in ds.entity_names
+
+
+def test_several_training_ranges(prepare: Prepare) -> None:
+    split = pf.DateSplit(train_a=(None, "2015-02-01"), test=("2015-02-01", "2015-03-01"), train_b=("2015-03-01", None))
+    ds = prepare(PANEL, split=split, embargo=2)
+    rows = pd.concat([ds["train_a"].to_pandas(), ds["train_b"].to_pandas()])[ds.features].astype(np.float64)
+    assert ds.statistics["count"].tolist() == [len(rows)] * 4
+    np.testing.assert_allclose(ds.statistics["mean"], rows.mean(), rtol=1e-12)
+    assert ds.manifest["content"]["splits"]["train_b"]["purged_dates"] == 3 + 2
+    with pytest.raises(pf.OptionError, match="train_a"):
+        pf.fit(pf.MLP(4), ds, progress=False)
+
+
+def test_the_same_bound_written_otherwise_is_the_same_dataset(prepare: Prepare, unweighted: pf.Dataset) -> None:
+    cut, end = pd.Timestamp("2015-03-01"), np.datetime64("2015-05-01T00:00")
+    split = pf.DateSplit(train=(None, cut), validation=(cut, end), test=("2015-05-01 00:00", None))
+    assert_same(prepare(PANEL, split=split), unweighted)
