@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dask.utils import parse_bytes
 from distributed import Client, Future, LocalCluster, default_client
 from distributed.scheduler import KilledWorker
 
@@ -26,6 +27,11 @@ def connect(client: Client | None, *, workers: int | None, threads_per_worker: i
     if client is None:
         with contextlib.suppress(ValueError):
             client = default_client()
+    try:
+        if memory_limit != "auto":
+            parse_bytes(memory_limit)
+    except ValueError:
+        raise OptionError(f"memory_limit is bytes, text such as '1GiB', or 'auto'; memory_limit={memory_limit!r}") from None
     if client is not None:
         if client.asynchronous:
             raise OptionError(f"An asynchronous Dask client cannot be used from a plain call; client={client!r}")

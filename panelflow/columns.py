@@ -52,7 +52,7 @@ def to_dates(name: str, column: pa.ChunkedArray, locate: Locate) -> Dates:
     if pa.types.is_integer(column.type):
         column = column.cast(pa.string())
         _refuse_unlike(_COMPACT, "yyyymmdd integers", name, column, locate)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+    if _is_text(column.type):
         return _parse_dates(name, column.cast(pa.string()), locate)
     if len(column) == 0:
         return Dates(np.empty(0, np.int64), None)
@@ -73,8 +73,10 @@ def _parse_dates(name: str, column: pa.ChunkedArray, locate: Locate) -> Dates:
     iso = pc.if_else(compact, pc.binary_join_element_wise(*parts, "-"), texts)
     zoned = pc.match_substring_regex(texts, _OFFSET).to_numpy(zero_copy_only=False)
     if zoned.any() and not zoned.all():
+        odd = encoded.indices.to_numpy()
+        row = int((zoned[odd] != zoned[odd[0]]).argmax())
         raise PanelError(
-            f"{locate(0)}: date column {name!r} mixes times with and without a zone, for example "
+            f"{locate(row)}: date column {name!r} mixes times with and without a zone, for example "
             f"{texts[int(zoned.argmax())]} and {texts[int(zoned.argmin())]}; write all of them with a zone or none."
         )
     zone = "UTC" if len(zoned) and zoned.all() else None
@@ -126,7 +128,7 @@ def to_entities(name: str, column: pa.ChunkedArray, locate: Locate) -> Entities:
             raise PanelError(f"{locate(0)}: entity column {name!r} exceeds int64; make it text: {pc.max(column)}")
         distinct, codes = np.unique(column.cast(pa.int64()).to_numpy(), return_inverse=True)
         return Entities(codes.astype(np.int64), distinct.tolist(), "int")
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_string_view(column.type):
+    if _is_text(column.type):
         if len(column) == 0:
             return Entities(np.empty(0, np.int64), [], "text")
         encoded = column.cast(pa.large_string()).dictionary_encode().combine_chunks()
@@ -139,6 +141,10 @@ def to_entities(name: str, column: pa.ChunkedArray, locate: Locate) -> Entities:
     )
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
 def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
@@ -147,8 +153,8 @@ def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _refuse_missing(role: str, name: str, column: pa.ChunkedArray, locate: Locate) -> None:
     missing = pc.is_null(column)
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        missing = pc.or_(missing, pc.fill_null(pc.equal(pc.utf8_length(column), 0), True))
+    if _is_text(column.type):
+        missing = pc.or_(missing, pc.fill_null(pc.equal(pc.utf8_length(column.cast(pa.large_string())), 0), True))
     flags = missing.to_numpy()
     if flags.any():
         raise PanelError(
@@ -187,11 +193,19 @@ def fill_floats(column: pa.ChunkedArray, out: npt.NDArray[Any]) -> None:
         column = column.cast(pa.uint8())
     elif pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
+    elif pa.types.is_integer(column.type):  # by way of float64 always, since a chunk with nulls comes that way
+        column = column.cast(pa.float64(), safe=False)
     start = 0
     for chunk in column.chunks:
         with np.errstate(over="ignore"):
             out[start : start + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
         start += len(chunk)
+
+
+def _to_float(text: str) -> float:
+    if "_" in text:  # Python reads 1_000, no table means it
+        raise ValueError(text)
+    return float(text)
 
 
 _WORDS = {"true": 1.0, "false": 0.0}
@@ -205,7 +219,7 @@ def parse_floats(name: str, column: pa.ChunkedArray, locate: Locate) -> pa.Chunk
             values[row] = np.nan
             continue
         try:
-            values[row] = _WORDS.get(text.lower()) if text.lower() in _WORDS else float(text)
+            values[row] = _WORDS[text.lower()] if text.lower() in _WORDS else _to_float(text)
         except ValueError:
             raise PanelError(
                 f"{locate(row)}: column {name!r} is not numeric; leave it out of features and targets, or correct "

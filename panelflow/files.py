@@ -69,7 +69,7 @@ class Folder:
                 return os.stat(self.path(name)).st_size
             self._opened[0].invalidate_cache()
             return int(self._opened[0].size(self.path(name)))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def exists(self, name: str = "") -> bool:
@@ -94,7 +94,7 @@ class Folder:
             return os.pread(file.fileno(), max(length, 0), start)
 
     def write(self, name: str, parts: Iterable[bytes | memoryview | npt.NDArray[Any]]) -> int:
-        """Write a file from parts so that it appears whole or not at all; returns its bytes.
+        """Write a file into this existing folder so that it appears whole or not at all; returns its bytes.
 
         Raises
         ------
@@ -113,6 +113,7 @@ class Folder:
     def _write_local(self, path: str, parts: Iterable[bytes | memoryview | npt.NDArray[Any]]) -> int:
         target, written = f"{path}.{uuid.uuid4().hex}.tmp", 0
         try:
+            os.stat(self.path())  # a folder that was removed is not made again by a writer that comes late
             os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(target, "wb", buffering=0) as file:
                 for part in parts:
@@ -137,7 +138,7 @@ class Folder:
         elif os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path, ignore_errors=True)
         else:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 os.unlink(path)
 
     def make(self) -> None:

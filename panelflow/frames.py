@@ -22,11 +22,13 @@ from panelflow.source import FileInfo, SourceFile
 
 _SLICE_BYTES = 64 * 2**20
 _DONE = "spool/done"
+_UNFIT = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError, OverflowError)
 
 
 def is_frame(source: Any) -> TypeGuard[Any]:
     """Whether a source is a pandas or a Dask data frame."""
-    return isinstance(source, pd.DataFrame) or (is_dask_collection(source) and hasattr(source, "to_delayed"))
+    tabular = hasattr(source, "columns") and getattr(source, "ndim", 0) == 2
+    return isinstance(source, pd.DataFrame) or (is_dask_collection(source) and tabular)
 
 
 def frame_info(frame: Any) -> FileInfo:
@@ -43,7 +45,7 @@ def frame_info(frame: Any) -> FileInfo:
 
 
 def spool(client: Client, frame: Any, columns: Sequence[str], scratch: Folder) -> list[SourceFile]:
-    """Write each partition, or each slice of a pandas frame, as one Parquet file; finished files are kept.
+    """Write each partition, or each slice of a pandas frame, as one Parquet file; all of them are kept once all are there.
 
     Raises
     ------
@@ -85,7 +87,7 @@ def _write_part(frame: pd.DataFrame, columns: list[str], scratch: Folder, name: 
     frame = frame[columns]
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except _UNFIT as error:
         raise _explain(frame, label, error) from error
     sink = pa.BufferOutputStream()
     row_bytes = max(table.nbytes // max(table.num_rows, 1), 1)
@@ -95,9 +97,11 @@ def _write_part(frame: pd.DataFrame, columns: list[str], scratch: Folder, name: 
 
 def _explain(frame: pd.DataFrame, label: str, error: Exception) -> PanelError:
     for name in frame.columns:
+        if isinstance(frame[name].dtype, pd.SparseDtype):
+            return PanelError(f"{label}: column {name!r} is sparse; make it dense by frame[{name!r}].sparse.to_dense()")
         try:
             pa.array(frame[name], from_pandas=True)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        except _UNFIT:
             kinds = frame[name].map(type)
             odd = kinds != kinds.iloc[0]
             row = int(odd.to_numpy().argmax())

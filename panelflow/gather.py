@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from panelflow.errors import CorruptDatasetError
 from panelflow.files import Folder
 from panelflow.hashing import key_checksum
 from panelflow.plan import Plan, Shard
 from panelflow.scratch import Block, Reader
-from panelflow.shards import ArrayGrid, digest_rows, encode_shard
+from panelflow.shards import ArrayGrid, ShardReader, digest_rows, encode_shard
 from panelflow.statistics import Moments
 
 SHOWN_DUPLICATES = 10
@@ -171,11 +172,16 @@ def _done_name(shard: Shard) -> str:
 
 
 def _read_done(shard: Shard, grids: Sequence[ArrayGrid], dataset: Folder, scratch: Folder, run: str) -> ShardSummary | None:
-    if not scratch.exists(_done_name(shard)):
+    """Summary of a shard that an earlier attempt finished, if the note is whole and every byte is what it says."""
+    try:
+        done = json.loads(scratch.read(_done_name(shard)))
+        if done["run"] != run:
+            return None
+        summary = ShardSummary(**done["summary"] | {"reused": True, "keys": tuple(done["summary"]["keys"])})
+        for grid in grids:
+            name = grid.path.rsplit("/", 1)[-1]
+            if digest_rows(ShardReader(dataset, grid).read_shard(shard.index)) != summary.digests[name]:
+                return None
+    except (FileNotFoundError, json.JSONDecodeError, CorruptDatasetError):
         return None
-    done = json.loads(scratch.read(_done_name(shard)))
-    if done["run"] != run:
-        return None
-    summary = ShardSummary(**done["summary"] | {"reused": True, "keys": tuple(done["summary"]["keys"])})
-    whole = all(dataset.size(grid.key(shard.index)) == summary.sizes[grid.path.rsplit("/", 1)[-1]] for grid in grids)
-    return summary if whole else None
+    return summary

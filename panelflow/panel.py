@@ -12,12 +12,14 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.csv as csv
-import pyarrow.parquet as pq
 
 from panelflow.columns import Locate, parse_floats
-from panelflow.errors import PanelError
+from panelflow.errors import PanelError, StorageError
 from panelflow.files import open_input
-from panelflow.source import COMPRESSED, Columns, FileInfo, SourceFile, csv_dialect, csv_header
+from panelflow.source import COMPRESSED, DAMAGED, Columns, FileInfo, SourceFile, csv_dialect, csv_header, open_parquet
+
+_COMPRESSION = 8
+"""How much text a compressed file is taken to hold, for each of its bytes."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,12 @@ def make_units(infos: Sequence[FileInfo], columns: Columns, unit_bytes: int) -> 
 def _cut(info: FileInfo, columns: Columns, unit_bytes: int) -> Iterator[Piece]:
     if info.file.format == "csv":
         splittable = not info.file.path.lower().endswith(COMPRESSED)
-        step = unit_bytes if splittable else info.size
+        # A value takes at least a digit and a separator as text, eight bytes decoded.
+        growth = max(1.0, 8 * (2 + len(columns.floats)) / (2 * len(info.columns))) * (1 if splittable else _COMPRESSION)
+        step = max(int(unit_bytes / growth), 1) if splittable else info.size
         for start in range(0, info.size, step):
             stop = min(start + step, info.size)
-            yield Piece(info.file, start, stop, 0, (stop - start) * (1 if splittable else 4))
+            yield Piece(info.file, start, stop, 0, int((stop - start) * growth))
         return
     row_bytes = 8 * (2 + len(columns.floats))
     start, rows, first_row = 0, 0, 0
@@ -91,14 +95,17 @@ def read_piece(piece: Piece, keys: Sequence[str], floats: Sequence[str], options
         if piece.file.format == "parquet":
             with open_input(piece.file.path, options) as stream:
                 groups = list(range(piece.start, piece.stop))
-                table = pq.ParquetFile(stream).read_row_groups(groups, columns=held, use_threads=False)
+                table = open_parquet(stream).read_row_groups(groups, columns=held, use_threads=False)
         else:
             table = _read_csv(piece, held, keys, options)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowInvalid, *DAMAGED) as error:
         raise PanelError(f"{piece.file.shown} cannot be read: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{piece.file.shown} could not be read: {error}. Finished pieces are kept; run again.") from error
     for name in (*keys, *floats):
         if name in piece.file.constants:
-            text = pa.chunked_array([pa.repeat(piece.file.constants[name], table.num_rows)])
+            value = piece.file.constants[name]
+            text = pa.chunked_array([pa.repeat(value if value or name in keys else pa.scalar(None, pa.string()), table.num_rows)])
             column = text if name in keys else parse_floats(name, text, locator(piece, options))
             table = table.append_column(name, column)
     return table
@@ -156,7 +163,10 @@ def locator(piece: Piece, options: dict[str, Any]) -> Locate:
         if piece.file.format == "parquet":
             return f"{piece.file.shown}, row {piece.first_row + row}"
         with open_input(piece.file.path, options | {"compression": "infer"}) as stream:
-            before = 1 + stream.read(max(piece.start - 1, 0)).count(b"\n")
+            before, left = 1, max(piece.start - 1, 0)
+            while left:
+                block = stream.read(min(left, 2**20))
+                before, left = before + block.count(b"\n"), left - len(block)
         return f"{piece.file.shown}, line {before + row + 1}"
 
     return locate

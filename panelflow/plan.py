@@ -26,6 +26,8 @@ CHUNK_BYTES = 2 * MiB
 BASE_BYTES = 256 * MiB
 """What a worker process holds before any row: Python, Dask, Arrow, pandas."""
 _BUCKETS_PER_SHARD = 4
+_LEAST_ROW_BYTES = 32
+"""What a row counts at least when shards are sized: keys of a narrow panel are sorted too, and take more than its features."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Layout:
         return max(self.shard_rows // _BUCKETS_PER_SHARD, 1)
 
 
-def make_layout(columns: Columns, dtype: str, chunk_rows: int | None, shard_bytes: int, *, max_rows: int | None = None) -> Layout:
+def make_layout(columns: Columns, dtype: str, chunk_rows: int | None, shard_bytes: int) -> Layout:
     """Choose chunk and shard rows from the width of the panel alone.
 
     Raises
@@ -74,9 +76,10 @@ def make_layout(columns: Columns, dtype: str, chunk_rows: int | None, shard_byte
     row_bytes = len(columns.features) * np.dtype(dtype).itemsize
     if chunk_rows is None:
         chunk_rows = _power_of_two(min(CHUNK_BYTES, shard_bytes) // row_bytes)
-    elif chunk_rows < 1 or chunk_rows & (chunk_rows - 1):
+    elif not isinstance(chunk_rows, int | np.integer) or chunk_rows < 1 or chunk_rows & (chunk_rows - 1):
         raise OptionError(f"chunk_rows is a power of two; chunk_rows={chunk_rows}")
-    chunks = shard_bytes // (row_bytes * chunk_rows)
+    widest = max(row_bytes, len(columns.targets) * np.dtype(dtype).itemsize, _LEAST_ROW_BYTES)
+    chunks = shard_bytes // (widest * chunk_rows) or int(shard_bytes >= row_bytes * chunk_rows)
     if chunks < 1:
         raise OptionError(
             f"A chunk of {chunk_rows:,} rows takes {chunk_rows * row_bytes:,} bytes and does not fit into a shard; "

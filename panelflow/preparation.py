@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from panelflow import frames
 from panelflow.cluster import connect, run_tasks, survey
 from panelflow.errors import OptionError
 from panelflow.files import Folder
+from panelflow.format import FORMAT_VERSION
+from panelflow.hashing import HASH_VERSION
 from panelflow.manifest import Job
 from panelflow.plan import Rules, make_layout
 from panelflow.progress import Reporter
@@ -76,7 +79,8 @@ def prepare(
     ----------
     source
         A path, glob or list of Parquet or CSV files or directories (hive-partitioned too, local or any fsspec URL), a pandas
-        DataFrame, or a Dask DataFrame. Keys in CSV files and in hive paths are read as text.
+        DataFrame, or a Dask DataFrame. Keys in CSV files and in hive paths are read as text. A CSV file larger than a unit is
+        cut at line ends, and must not hold line breaks inside quotes.
     output
         Where the dataset appears: a local path or an fsspec URL.
     entity
@@ -168,6 +172,7 @@ def prepare(
         columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # the roles are spelled once, above
         layout = make_layout(columns, dtype, chunk_rows, _parse_bytes(shard_bytes))
         described = {
+            "version": [version("panelflow"), HASH_VERSION, FORMAT_VERSION],
             "options": [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression],
             "layout": repr(layout),
             "memory": [available.memory_limit, available.threads],
@@ -235,14 +240,14 @@ def _resolve_orders(row_order: str | Mapping[str, str], split: DateSplit) -> tup
 def _parse_bytes(size: int | str) -> int:
     try:
         return int(parse_bytes(size))
-    except ValueError:
+    except (ValueError, TypeError, AttributeError):
         raise OptionError(f"shard_bytes is a number of bytes or text such as '64MiB'; shard_bytes={size!r}") from None
 
 
 def _absolute(path: str | os.PathLike[str]) -> str:
     """A local path as workers elsewhere see it; URLs stay as they are."""
     text = os.fspath(path)
-    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
+    return text if "://" in text else os.path.realpath(os.path.expanduser(text))
 
 
 def _inspect_source(client: Client, source: Any, template: str | None, options: dict[str, Any]) -> list[FileInfo]:

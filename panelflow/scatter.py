@@ -32,11 +32,11 @@ class Routed:
 
 def scatter_unit(unit: Unit, plan: Plan, scratch: Folder, run: str, options: dict[str, Any]) -> UnitSummary:
     """Read a unit, convert and place its rows, and write its scratch file; a finished file of the same run is kept."""
-    summary = read_summary(scratch, run, unit.index)
+    num_buckets = len(plan.buckets.split)
+    summary = read_summary(scratch, run, unit.index, num_buckets, plan.layout)
     if summary is not None:
         return summary
     keys, block, buckets, summary = route_unit(unit, plan, options)
-    num_buckets = len(plan.buckets.split)
     write_unit(scratch, run, unit.index, buckets=buckets, num_buckets=num_buckets, keys=keys, block=block, summary=summary)
     return summary
 
@@ -79,9 +79,10 @@ def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any], routed: Rout
     missing = _missing_targets(plan, block, split)
     if plan.rules.missing_target == "error" and missing.any():
         row = int(missing.argmax())
+        name = next(name for name in columns.targets if np.isnan(block[row, columns.floats.index(name)]))
         raise PanelError(
-            f"{locate(row)}: a target of {list(columns.targets)} is missing in {int(missing.sum()):,} rows of the file "
-            f"that belong to a split; fill it, or pass missing_target='drop' or 'keep'."
+            f"{locate(row)}: target {name!r} is missing; so are targets in {int(missing.sum()):,} rows of the file that belong "
+            f"to a split. Fill them, or pass missing_target='drop' or 'keep'."
         )
     written = (split >= 0) & ~missing
     made_missing = _check_values(plan, table, block, written, locate)
@@ -125,9 +126,13 @@ def _check_values(plan: Plan, table: pa.Table, block: Block, written: npt.NDArra
         rows = np.isinf(block[:, position]) & written
         if not rows.any():
             continue
-        name, row = plan.columns.floats[position], int(rows.argmax())
+        name = plan.columns.floats[position]
+        source = np.empty(table.num_rows)
+        fill_floats(table[name], source)
+        overflow = rows & np.isfinite(source)
+        row = int((overflow if overflow.any() else rows).argmax())
         value = table[name][row].as_py()
-        if np.isfinite(float(value)):
+        if overflow.any():
             raise PanelError(
                 f"{locate(row)}: column {name!r} exceeds the range of {plan.layout.dtype}; scale it or pass a wider "
                 f"dtype: {value}"

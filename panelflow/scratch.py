@@ -97,15 +97,18 @@ def write_unit(
     folder.write(unit_name(unit), parts())
 
 
-def read_summary(folder: Folder, run: str, unit: int) -> UnitSummary | None:
-    """Summary of a finished unit of this run, ``None`` where there is no such file."""
-    size = folder.size(unit_name(unit))
-    if size is None or size < _HEAD + 8:
+def read_summary(folder: Folder, run: str, unit: int, num_buckets: int, layout: Layout) -> UnitSummary | None:
+    """Summary of a finished unit of this run, ``None`` where there is no such file or a torn one."""
+    name, rows_at = unit_name(unit), _HEAD + 8 * (num_buckets + 1)
+    size = folder.size(name)
+    if size is None or size < rows_at + 8 or folder.read(name, 0, _HEAD) != _MAGIC + bytes.fromhex(run):
         return None
-    if folder.read(unit_name(unit), 0, _HEAD) != _MAGIC + bytes.fromhex(run):
+    rows = int.from_bytes(folder.read(name, rows_at - 8, 8), "little")
+    length = int.from_bytes(folder.read(name, size - 8, 8), "little")
+    row_bytes = 8 + layout.width * np.dtype(layout.dtype).itemsize
+    if size != rows_at + rows * row_bytes + length + 8:
         return None
-    length = int.from_bytes(folder.read(unit_name(unit), size - 8, 8), "little")
-    summary = json.loads(folder.read(unit_name(unit), size - 8 - length, length))
+    summary = json.loads(folder.read(name, size - 8 - length, length))
     return UnitSummary(**summary | {"reused": True})
 
 
@@ -124,8 +127,10 @@ class ScratchReader:
 
     def _range(self, unit: int, first: int, stop: int) -> tuple[int, int, int]:
         """First and last row of the buckets in a unit, and its number of rows."""
-        offsets = np.frombuffer(self._folder.read(unit_name(unit), _HEAD, 8 * (self._num_buckets + 1)), dtype="<i8")
-        return int(offsets[first]), int(offsets[stop]), int(offsets[-1])
+        name = unit_name(unit)
+        bounds = np.frombuffer(self._folder.read(name, _HEAD + 8 * first, 8 * (stop - first + 1)), dtype="<i8")
+        rows = int.from_bytes(self._folder.read(name, _HEAD + 8 * self._num_buckets, 8), "little")
+        return int(bounds[0]), int(bounds[-1]), rows
 
     def _keys(self, unit: int, start: int, stop: int, _rows: int) -> Keys:
         data = self._folder.read(unit_name(unit), self._keys_at + 8 * start, 8 * (stop - start))

@@ -15,7 +15,7 @@ import pandas as pd
 from distributed import Client, Future
 
 from panelflow import gather, p2p, scatter
-from panelflow.cluster import Workers, run_tasks
+from panelflow.cluster import Failure, Workers, as_they_finish, collect, guarded, run_tasks
 from panelflow.errors import DuplicateKeysError, PanelError
 from panelflow.format import make_grids, write_manifest, write_metadata
 from panelflow.gather import BucketCount, ShardSummary
@@ -56,16 +56,22 @@ def shuffle(
     budget = make_budget(layout, max((unit.nbytes for unit in units), default=0), workers.threads)
     check_budget(budget, workers.memory_limit)
     tasks = _Tasks(client, job, staging, reporter)
-    scan = _scan(tasks, units, columns)
-    plan = _plan(scan, columns, layout, job)
-    plan_future = client.submit(_same, plan, key=f"panelflow-plan-{job.run[:16]}-{time.time_ns()}", pure=False)
-    summaries, reader_of = _move(tasks, units, plan, plan_future, scan.rows)
-    counts = _count(tasks, plan, plan_future, reader_of)
-    rows = np.array([count.rows for count in counts], dtype=np.int64)
-    shards = make_shards(plan.buckets, rows, len(plan.orders), layout.shard_rows)
-    grids = _make_grids(plan, shards)
-    written = _gather(tasks, plan, plan_future, shards, grids, reader_of)
-    total = scatter.add_summaries(summaries)
+    try:
+        scan = _scan(tasks, units, columns)
+        plan = _plan(scan, columns, layout, job)
+        plan_future = client.submit(_same, plan, key=tasks.key("plan"), pure=False)
+        tasks.held.append(plan_future)
+        summaries, reader_of = _move(tasks, units, plan, plan_future, scan.rows)
+        counts = _count(tasks, plan, plan_future, reader_of)
+        rows = np.array([count.rows for count in counts], dtype=np.int64)
+        shards = make_shards(plan.buckets, rows, len(plan.orders), layout.shard_rows)
+        total = scatter.add_summaries(summaries)
+        if not job.allow_empty:
+            _check_not_emptied(plan, shards, total)
+        grids = _make_grids(plan, shards)
+        written = _gather(tasks, plan, plan_future, shards, grids, reader_of)
+    finally:
+        client.cancel(tasks.held, force=True)
     conservation = prove_conservation(plan, scan, total, counts, written)
     content = describe_content(plan, job, total, counts, written, conservation)
     write_metadata(staging.dataset, grids, features=columns.features, targets=columns.targets, names=plan.names)
@@ -80,11 +86,16 @@ def _same(plan: Plan) -> Plan:
 
 
 class _Tasks:
-    """Runs one kind of task after another and reports them."""
+    """Runs one kind of task after another and reports them; ``held`` are futures to be let go at the end."""
 
     def __init__(self, client: Client, job: Job, staging: Staging, reporter: Reporter) -> None:
         self.client, self.job, self.staging, self.reporter = client, job, staging, reporter
+        self.held: list[Future] = []
         self._nonce = time.time_ns()
+
+    def key(self, name: str) -> str:
+        """Key of a kind of task, of this call alone."""
+        return f"panelflow-{name}-{self.job.run[:16]}-{self._nonce}"
 
     def run(
         self,
@@ -97,27 +108,55 @@ class _Tasks:
     ) -> list[Any]:
         """Results in order; ``measure`` tells the progress (units, bytes) of one."""
         self.reporter.phase(name, total, unit)
-        key = f"panelflow-{name}-{self.job.run[:16]}-{self._nonce}"
-        results = run_tasks(self.client, function, arguments, key, lambda result: self.reporter.advance(*measure(result)))
+        results = run_tasks(
+            self.client, function, arguments, self.key(name), lambda result: self.reporter.advance(*measure(result))
+        )
         reused = sum(bool(getattr(result, "reused", False)) for result in results)
         self.reporter.finish(f"{reused} of {len(results)} pieces were there already" if reused else "")
         return results
 
 
 def _scan(tasks: _Tasks, units: Sequence[Unit], columns: Columns) -> Scan:
-    arguments = [(unit, columns, tasks.job.seed, tasks.job.source_options) for unit in units]
-    total = sum(piece.nbytes for unit in units for piece in unit.pieces)
-    sizes = iter([unit.nbytes for unit in units])
-    scans = tasks.run("scan", scan_unit, arguments, lambda scan: (next(sizes), 0), total, "bytes")
-    level = 0
-    while len(scans) > 1:
-        groups = [scans[start : start + _MERGED_AT_ONCE] for start in range(0, len(scans), _MERGED_AT_ONCE)]
-        scans = run_tasks(tasks.client, merge_scans, [(group,) for group in groups], f"panelflow-merge-{tasks._nonce}-{level}")
+    """Scan every unit and merge the scans on the workers; only the last comes here."""
+    client, reporter, job = tasks.client, tasks.reporter, tasks.job
+    reporter.phase("scan", sum(unit.nbytes for unit in units), "bytes")
+    futures = [
+        client.submit(guarded, scan_unit, unit, columns, job.seed, job.source_options, key=f"{tasks.key('scan')}-{unit.index}")
+        for unit in units
+    ]
+    tasks.held += futures
+    sizes = {future.key: unit.nbytes for future, unit in zip(futures, units, strict=True)}
+    merged, level = futures, 0
+    while len(merged) > 1:
+        groups = [merged[start : start + _MERGED_AT_ONCE] for start in range(0, len(merged), _MERGED_AT_ONCE)]
         level += 1
-    if not scans or scans[0].rows == 0:
-        raise PanelError(f"The source has no rows: {tasks.job.source_text}")
-    result: Scan = scans[0]
-    return result
+        merged = [client.submit(_merge, group, key=f"{tasks.key('merge')}-{level}-{i}") for i, group in enumerate(groups)]
+        tasks.held += merged
+    for future in as_they_finish(client, futures):
+        reporter.advance(sizes[future.key])
+    results: list[Scan] = collect(client, merged)
+    reporter.finish()
+    if not results or results[0].rows == 0:
+        raise PanelError(f"The source has no rows: {job.source_text}")
+    return results[0]
+
+
+def _merge(scans: Sequence[Scan | Failure]) -> Scan | Failure:
+    """One scan of several, or the first failure in the order of the source."""
+    for scan in scans:
+        if isinstance(scan, Failure):
+            return scan
+    merged: Scan | Failure = guarded(merge_scans, scans)
+    return merged
+
+
+def _check_not_emptied(plan: Plan, shards: Sequence[Shard], total: UnitSummary) -> None:
+    for index, name in enumerate(plan.assignment.names):
+        if not any(shard.split == index for shard in shards):
+            raise PanelError(
+                f"Split {name!r} ends up without rows: {total.missing_target[index]:,} rows of its dates have no target. Fill "
+                f"the targets, move the range, pass missing_target='keep' (evaluation splits), or allow_empty=True."
+            )
 
 
 def _plan(scan: Scan, columns: Columns, layout: Layout, job: Job) -> Plan:
@@ -151,12 +190,13 @@ def _move(tasks: _Tasks, units: Sequence[Unit], plan: Plan, plan_future: Future,
     """Bring the rows of each bucket together, by scratch files or by Dask's P2P shuffle."""
     job, scratch, num_buckets = tasks.job, tasks.staging.scratch, len(plan.buckets.split)
     measure = lambda summary: (summary.rows, summary.nbytes)  # noqa: E731
-    if job.exchange == "files":
+    if job.exchange == "files" or num_buckets == 0:
         arguments = [(unit, plan_future, scratch, job.run, job.source_options) for unit in units]
         summaries = tasks.run("scatter", scatter.scatter_unit, arguments, measure, rows)
         reader = ScratchReader(scratch, len(units), num_buckets, plan.layout)
         return summaries, lambda first, stop: reader
     frames = p2p.exchange(tasks.client, units, plan, plan_future, scratch, job.run, job.source_options)
+    tasks.held += frames
     p2p.wait(tasks.client, frames)
     summaries = tasks.run("scatter", p2p.read_summary, [(unit, scratch) for unit in units], measure, rows)
     return summaries, lambda first, stop: (first, frames[first:stop], plan.layout)

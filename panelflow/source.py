@@ -7,8 +7,10 @@ in a file name.
 from __future__ import annotations
 
 import fnmatch
+import lzma
 import os
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
@@ -27,6 +29,8 @@ from panelflow.files import open_input
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".parq": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv"}
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _MAGIC = "*?["
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError)
+"""What decompression meets in a torn file."""
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 ENTITY_FROM_NAME = "entity"
 """Name of the column that a file name template fills."""
@@ -117,6 +121,9 @@ def list_files(source: Any, template: str | None, options: dict[str, Any]) -> li
     for (left, _), (right, _) in pairwise(found):
         if left == right:
             raise PanelError(f"A file is listed twice; name it once: {left}")
+    if len(found) > 1 and all(path.rpartition("/")[0] == root for path, root in found):  # single files: what they share
+        common = os.path.commonpath([root for _, root in found])
+        found = [(path, common) for path, _ in found]
     files = [SourceFile(path, _format_of(path), _constants_of(path, root, template)) for path, root in found]
     formats = {file.format for file in files}
     if len(formats) > 1:
@@ -128,7 +135,7 @@ def list_files(source: Any, template: str | None, options: dict[str, Any]) -> li
 def _expand(path: str, options: dict[str, Any]) -> list[tuple[str, str]]:
     """Files of one item of the source, each with the folder below which hive segments count."""
     filesystem, plain = url_to_fs(path, **options)
-    if any(character in plain for character in _MAGIC):
+    if any(character in plain for character in _MAGIC) and not filesystem.exists(plain):
         fixed = takewhile(lambda segment: not any(c in segment for c in _MAGIC), plain.split("/"))
         root, named = "/".join(fixed), filesystem.glob(plain)
     elif filesystem.isdir(plain):
@@ -137,16 +144,18 @@ def _expand(path: str, options: dict[str, Any]) -> list[tuple[str, str]]:
         root, named = plain.rpartition("/")[0], [plain]
     else:
         raise PanelError(f"There is no such file or directory: {path}")
-    files = []
+    files: dict[str, None] = {}  # a glob such as dir/** names a folder and the files in it
     for name in named:
         inside = filesystem.find(name) if filesystem.isdir(name) else None
-        files += [name] if inside is None else [item for item in inside if _is_panel_file(item)]
+        files.update(dict.fromkeys([name] if inside is None else [item for item in inside if _is_panel_file(item, name)]))
     whole = filesystem.unstrip_protocol if "://" in path else str
     return [(whole(name), whole(root)) for name in files]
 
 
-def _is_panel_file(path: str) -> bool:
-    return _format_by_name(path) is not None and not path.rsplit("/", 1)[-1].startswith((".", "_"))
+def _is_panel_file(path: str, folder: str) -> bool:
+    """Whether a file of a folder belongs to a panel: by its ending, and nothing hidden."""
+    hidden = any(segment.startswith((".", "_")) for segment in path.removeprefix(folder).split("/") if "=" not in segment)
+    return _format_by_name(path) is not None and not hidden
 
 
 def _format_by_name(path: str) -> str | None:
@@ -192,15 +201,21 @@ def inspect_file(file: SourceFile, options: dict[str, Any]) -> FileInfo:
                 stream.seek(0, 2)
                 names = dict.fromkeys(csv_header(file, options))
                 return FileInfo(file, constants | names, {}, (), stream.tell(), _last_change(file.path, options))
-            parquet = pq.ParquetFile(stream)
+            parquet = open_parquet(stream)
             schema, meta = parquet.schema_arrow, parquet.metadata
+            _refuse_repeated(file, schema.names)
             numeric: dict[str, bool | None] = {field.name: is_numeric(field.type) for field in schema}
             groups = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
             types = {field.name: str(field.type) for field in schema}
             stream.seek(0, 2)
             return FileInfo(file, constants | numeric, types, groups, stream.tell(), _last_change(file.path, options))
-    except (pa.ArrowInvalid, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowInvalid, OSError, UnicodeDecodeError, *DAMAGED) as error:
         raise PanelError(f"{file.shown} cannot be read as {file.format}: {error}") from error
+
+
+def open_parquet(stream: Any) -> pq.ParquetFile:
+    """A Parquet file; old 96-bit times come in microseconds, so that a year beyond 2262 is seen and refused."""
+    return pq.ParquetFile(stream, coerce_int96_timestamp_unit="us")
 
 
 def _last_change(path: str, options: dict[str, Any]) -> str:
@@ -211,10 +226,14 @@ def _last_change(path: str, options: dict[str, Any]) -> str:
 def csv_header(file: SourceFile, options: dict[str, Any]) -> list[str]:
     with open_input(file.path, options | {"compression": "infer"}) as stream:
         names = csv.open_csv(pa.BufferReader(_first_lines(stream)), parse_options=csv_dialect(file)).schema.names
+    _refuse_repeated(file, names)
+    return cast("list[str]", names)
+
+
+def _refuse_repeated(file: SourceFile, names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise PanelError(f"{file.shown}: the header names a column twice; rename one: {repeated[0]!r}")
-    return cast("list[str]", names)
+        raise PanelError(f"{file.shown}: the file names a column twice; rename one: {repeated[0]!r}")
 
 
 def _first_lines(stream: Any) -> bytes:
@@ -276,6 +295,9 @@ def select_columns(
 def _expand_patterns(role: str, patterns: Sequence[str], names: list[str], taken: set[str | None]) -> tuple[str, ...]:
     if isinstance(patterns, str):
         patterns = [patterns]
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise OptionError(f"Columns are named by text; {role}={pattern!r}")
     chosen: dict[str, None] = {}
     for pattern in patterns:
         if pattern in names or not any(character in pattern for character in "*?["):

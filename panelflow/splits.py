@@ -112,11 +112,13 @@ def _to_ns(bound: Bound, zone: str | None, default: int) -> int:
     if bound is None:
         return default
     try:
+        if isinstance(bound, int | float | np.number):
+            raise ValueError("a number could be many things")
         stamp = pd.Timestamp(bound)
         if pd.isna(stamp):
             raise ValueError("not a time")
         if stamp.tzinfo is None and zone is not None:
-            stamp = stamp.tz_localize(zone)
+            stamp = stamp.tz_localize(zone, nonexistent="shift_forward", ambiguous=True)
         return int(stamp.as_unit("ns").value)
     except (ValueError, TypeError, OverflowError) as error:
         raise OptionError(f"A split bound is not a date ({error}); write it as YYYY-MM-DD: {bound!r}") from error

@@ -4,6 +4,7 @@
 
     .sp500.zarr.partial/
       lease.json     who is writing: host, process, last heartbeat
+      lock           held by the kernel for the writer on this host
       run            digest of options and source; another digest starts afresh
       spool/         a data frame source, written down once
       units/         scratch files
@@ -18,24 +19,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import json
+import hashlib
 import os
-import socket
-import threading
-import time
+import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-import psutil
-
-from panelflow.errors import DatasetBusyError, DatasetExistsError, DatasetNotFoundError, OptionError, PanelError
+from panelflow.errors import DatasetExistsError, DatasetNotFoundError, OptionError, PanelError
 from panelflow.files import Folder
-from panelflow.format import ROOT, read_manifest
-
-_HEARTBEAT_SECONDS = 10.0
-_EXPIRY_SECONDS = 60.0
-_LEASE = "lease.json"
+from panelflow.format import read_manifest
+from panelflow.lease import Lease, take_lease
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,15 @@ class Staging:
     scratch: Folder
     dataset: Folder
 
+    lease: Lease
+
     def commit(self, overwrite: bool) -> None:
         """Make the whole dataset appear at the output in one step (the manifest is written already)."""
+        self.lease.check()
         if not self.output.is_local:
             return
+        for stray in Path(self.dataset.path()).rglob("*.tmp"):  # left by a process that was killed
+            stray.unlink()
         if self.output.exists():
             _check_replaceable(self.output, overwrite)
             _exchange(self.dataset.path(), self.output.path())
@@ -65,33 +65,42 @@ def stage(output: Folder, scratch: Folder | None, run: str, overwrite: bool) -> 
     Raises
     ------
     DatasetExistsError
-        There is a dataset and it may not be replaced.
+        There is something at the output that may not be replaced.
     DatasetBusyError
         Another live process writes it.
     """
     check_output(output, overwrite)
     root = output.sibling(f".{output.name}.partial")
     root.make()
-    stop_lease = _take_lease(root, output)
-    finished = False
-    staging = _prepare_folders(output, root, scratch, run)
+    lease = take_lease(root, output.path())
+    staging, finished = None, False
     try:
+        staging = _prepare_folders(output, root, scratch, run, lease)
         yield staging
         finished = True
     except (PanelError, OptionError):
         finished = True
         raise
     finally:
-        stop_lease()
-        if finished:
+        lease.stop()
+        if finished and staging is not None:
             _remove(staging)
-        root.remove(_LEASE)
+        lease.release()
 
 
 def check_output(output: Folder, overwrite: bool) -> None:
     """Refuse an output that exists, before any work."""
-    if output.exists(ROOT) or (output.is_local and output.exists()):
-        _check_replaceable(output, overwrite)
+    if output.is_local:
+        if output.exists():
+            _check_replaceable(output, overwrite)
+        return
+    try:
+        read_manifest(output)
+    except DatasetNotFoundError:
+        if output.exists() and not output.sibling(f".{output.name}.partial").exists("run"):
+            raise DatasetExistsError(f"{output.url} holds other files; name a place of its own for the dataset.") from None
+        return
+    _check_replaceable(output, overwrite)
 
 
 def _check_replaceable(output: Folder, overwrite: bool) -> None:
@@ -107,25 +116,33 @@ def _check_replaceable(output: Folder, overwrite: bool) -> None:
         raise DatasetExistsError(f"{output.path()} is no panelflow dataset; it is not replaced. Move it away.") from None
 
 
-def _prepare_folders(output: Folder, root: Folder, scratch: Folder | None, run: str) -> Staging:
-    own = root if scratch is None else scratch.sub(f"panelflow-{run[:16]}")
-    dataset = root.sub("dataset") if output.is_local else output
+def _prepare_folders(output: Folder, root: Folder, scratch: Folder | None, run: str, lease: Lease) -> Staging:
+    place = hashlib.sha256(output.path().encode()).hexdigest()[:8]  # two outputs may share a scratch folder
     before = root.read("run").decode() if root.exists("run") else ""
+    own = root if scratch is None else scratch.sub(f"panelflow-{place}-{run[:16]}")
+    dataset = root.sub("dataset") if output.is_local else output
     if before != run:
         for name in ("spool", "units", "shards"):
             own.remove(name)
         if before and scratch is not None:
-            scratch.remove(f"panelflow-{before[:16]}")
+            scratch.remove(f"panelflow-{place}-{before[:16]}")
         dataset.remove()
         root.write("run", [run.encode()])
     own.make()
-    return Staging(output, root, own, dataset)
+    dataset.make()
+    return Staging(output, root, own, dataset, lease)
 
 
 def _remove(staging: Staging) -> None:
+    """Remove both folders at once for whoever still writes there: a name that is gone cannot be written to."""
     if staging.scratch != staging.root:
         staging.scratch.remove()
-    staging.root.remove()
+    if not staging.root.is_local:
+        staging.root.remove()
+        return
+    gone = f"{staging.root.path()}.{uuid.uuid4().hex}"
+    os.rename(staging.root.path(), gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 _RENAME_EXCHANGE = 2
@@ -144,67 +161,3 @@ def _exchange(new: str, old: str) -> None:
     aside = f"{new}.replaced"
     os.rename(old, aside)
     os.rename(new, old)
-
-
-def _take_lease(root: Folder, output: Folder) -> Callable[[], None]:
-    """Take the right to write here, renewed by a thread so that a process that stopped loses it; returns its end."""
-    token = uuid.uuid4().hex
-    holder = _read_lease(root)
-    if holder is not None and _is_alive(holder):
-        raise DatasetBusyError(
-            f"{output.path()} is being written by process {holder['pid']} on {holder['host']}; wait for it, or stop it "
-            f"(on another host its lease then ends within {_EXPIRY_SECONDS:.0f} seconds)."
-        )
-    root.remove(_LEASE)
-    if root.is_local:
-        with contextlib.suppress(FileExistsError), open(root.path(_LEASE), "xb") as file:
-            file.write(_lease_text(token))
-    else:
-        root.write(_LEASE, [_lease_text(token)])
-    holder = _read_lease(root)
-    if holder is None or holder["token"] != token:
-        raise DatasetBusyError(f"{output.path()} was taken by another process in this moment; wait for it.")
-    stopped = threading.Event()
-    heartbeat = threading.Thread(target=_beat, args=(root, token, stopped), name="panelflow-lease", daemon=True)
-    heartbeat.start()
-
-    def stop() -> None:
-        stopped.set()
-        heartbeat.join()
-
-    return stop
-
-
-def _lease_text(token: str) -> bytes:
-    process = psutil.Process()
-    lease = {
-        "token": token,
-        "host": socket.gethostname(),
-        "pid": process.pid,
-        "started": process.create_time(),
-        "beat": time.time(),
-    }
-    return json.dumps(lease).encode()
-
-
-def _read_lease(root: Folder) -> dict[str, str] | None:
-    try:
-        lease: dict[str, str] = json.loads(root.read(_LEASE))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return lease
-
-
-def _is_alive(lease: dict[str, str]) -> bool:
-    if lease["host"] != socket.gethostname():
-        return time.time() - float(lease["beat"]) < _EXPIRY_SECONDS
-    try:
-        started = psutil.Process(int(lease["pid"])).create_time()
-    except psutil.NoSuchProcess:
-        return False
-    return bool(abs(started - float(lease["started"])) < 1.0)
-
-
-def _beat(root: Folder, token: str, stopped: threading.Event) -> None:
-    while not stopped.wait(_HEARTBEAT_SECONDS):
-        root.write(_LEASE, [_lease_text(token)])

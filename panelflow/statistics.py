@@ -75,12 +75,17 @@ class Moments:
             rows[name] = {
                 "count": count,
                 "missing": self.rows - count,
-                "mean": float(self.mean[i]) if seen else None,
-                "std": float(np.sqrt(self.m2[i] / count)) if seen else None,
+                "mean": _finite(self.mean[i]) if seen else None,
+                "std": _finite(np.sqrt(self.m2[i] / count)) if seen else None,
                 "min": float(self.low[i]) if seen else None,
                 "max": float(self.high[i]) if seen else None,
             }
         return rows
+
+
+def _finite(value: Any) -> float | None:
+    """JSON has no infinity: the squares of float64 values beyond 1e154 have no sum."""
+    return float(value) if np.isfinite(value) else None
 
 
 def _of_step(rows: npt.NDArray[Any]) -> Moments:

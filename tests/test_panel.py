@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,8 +65,13 @@ def test_directories_globs_lists_and_hidden_files(tmp_path: Path) -> None:
     def names(source: object) -> list[str]:
         return [file.path.removeprefix(f"{tmp_path}/") for file in list_files(source, None, {})]
 
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "a-checkpoint.csv").touch()
     assert names(str(tmp_path)) == ["a.csv", "b.csv", "sub/c.csv"]
     assert names(tmp_path / "?.csv") == ["a.csv", "b.csv"]
+    assert names(tmp_path / "su*" / "**") == ["sub/c.csv"]
+    frame.to_csv(tmp_path / "sub" / "p[1].csv")
+    assert names(tmp_path / "sub" / "p[1].csv") == ["sub/p[1].csv"]
     assert names([tmp_path / "b.csv", str(tmp_path / "a.csv")]) == ["a.csv", "b.csv"]
     with pytest.raises(pf.PanelError, match="listed twice"):
         names([tmp_path / "b.csv", tmp_path / "*.csv"])
@@ -84,6 +90,19 @@ def test_only_hive_segments_below_the_source_count(tmp_path: Path) -> None:
         assert file.constants == {"year": "2020"}
     (file,) = list_files(folder / "a.csv", None, {})
     assert file.constants == {}
+    (tmp_path / "run=3" / "panel" / "year=2021").mkdir()
+    (tmp_path / "run=3" / "panel" / "year=2021" / "a.csv").write_text("stock,v\nx,1\n")
+    pair = [tmp_path / "run=3" / "panel" / f"year={year}" / "a.csv" for year in (2020, 2021)]
+    assert [file.constants for file in list_files(pair, None, {})] == [{"year": "2020"}, {"year": "2021"}]
+
+
+def test_a_hive_null_is_a_missing_value_and_a_missing_key() -> None:
+    file = SourceFile("a.csv", "csv", {"x": "", "k": ""})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("panelflow.panel._read_csv", lambda *_: pa.table({"v": [1.0, 2.0]}))
+        table = read_piece(Piece(file, 0, 1, 0, 0), ["k"], ["v", "x"], {})
+    assert table["x"].to_pylist() == [None, None] or np.isnan(table["x"].to_pylist()).all()
+    assert table["k"].to_pylist() == ["", ""]
 
 
 def test_compressed_text_and_tabs(tmp_path: Path) -> None:
@@ -98,7 +117,7 @@ def test_compressed_text_and_tabs(tmp_path: Path) -> None:
 
 def test_a_header_that_repeats_a_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("stock,v,v\na,1,2\n")
-    with pytest.raises(pf.PanelError, match=r"a.csv: the header names a column twice.*'v'"):
+    with pytest.raises(pf.PanelError, match=r"a.csv: the file names a column twice.*'v'"):
         inspect_file(SourceFile(str(tmp_path / "a.csv"), "csv"), {})
 
 

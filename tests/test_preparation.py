@@ -333,7 +333,7 @@ def test_missing_targets(prepare: Prepare) -> None:
     assert kept["train"].num_rows == dropped["train"].num_rows
     assert kept["test"].num_rows == (gaps["date"] >= "2015-05-01").sum()
     assert np.isnan(kept["test"].targets[:]).any()
-    with pytest.raises(pf.PanelError, match=r"row \d+.*target.*missing in \d+ rows"):
+    with pytest.raises(pf.PanelError, match=r"row \d+: target 'ret' is missing.* \d+ rows"):
         prepare(gaps, missing_target="error")
 
 
@@ -439,6 +439,12 @@ BAD: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "no targets": (PANEL, {"targets": []}, pf.OptionError, r"targets=\[\]"),
     "target as weight": (PANEL, {"weight": "ret"}, pf.OptionError, "'ret'"),
     "another kind of table": (pa.table({"a": [1]}), {}, pf.OptionError, "not Table"),
+    "sparse column": (PANEL.assign(f0=pd.arrays.SparseArray(PANEL["f0"])), {}, pf.PanelError, "'f0' is sparse"),
+    "dask series": (dd.from_pandas(PANEL["f0"], npartitions=2), {}, pf.OptionError, "not Series"),
+    "chunk of a fraction": (PANEL, {"chunk_rows": 64.0}, pf.OptionError, "chunk_rows=64.0"),
+    "columns by number": (PANEL, {"features": [1]}, pf.OptionError, "features=1"),
+    "no size": (PANEL, {"shard_bytes": None}, pf.OptionError, "shard_bytes=None"),
+    "memory of nothing": (PANEL, {"memory_limit": "lots"}, pf.OptionError, "memory_limit='lots'"),
     "no rows": (PANEL.iloc[:0], {}, pf.PanelError, "no rows"),
     "negative horizon": (PANEL, {"horizon": -1}, pf.OptionError, "horizon=-1"),
     "unknown rule": (PANEL, {"duplicates": "drop"}, pf.OptionError, "duplicates='drop'"),
@@ -620,6 +626,174 @@ def test_real_files_with_odd_names(prepare: Prepare, real_data: Path) -> None:
     counts = ds["train"].to_pandas()["entity"].value_counts()
     assert counts["jmom"] == 1
     assert ds.statistics.loc["Open", "max"] > 1e9
+
+
+# Reported by reading and trying: each broke once ------------------------------------------------------------------------------
+
+
+def test_a_remote_place_that_holds_other_files_is_left_alone(tmp_path: Path) -> None:
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    root = f"/{tmp_path.name}-shared"
+    memory.pipe_file(f"{root}/notes.txt", b"years of work")
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        pytest.raises(pf.DatasetExistsError, match="other files"),
+    ):
+        pf.prepare(PANEL, f"memory:/{root}", client=client, **OPTIONS)
+    assert memory.cat_file(f"{root}/notes.txt") == b"years of work"
+
+
+def test_a_remote_run_continues_after_its_metadata_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{tmp_path.name}-again/out.zarr"
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("panelflow.shuffle.write_manifest", stop_here)
+            pf.prepare(PANEL, url, client=client, **OPTIONS)
+        assert pf.verify(pf.prepare(PANEL, url, client=client, **OPTIONS))
+
+
+@pytest.mark.parametrize("damage", ["torn unit", "torn note", "altered shard"])
+def test_torn_and_altered_pieces_are_made_again(
+    prepare: Prepare, unweighted: pf.Dataset, parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    output, partial = tmp_path / "out.zarr", tmp_path / ".out.zarr.partial"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("panelflow.shuffle.write_manifest", stop_here)
+        prepare(parquet, output=output)
+    if damage == "torn unit":
+        unit = next(partial.glob("units/*.rows"))
+        unit.write_bytes(unit.read_bytes()[:-100])
+    elif damage == "torn note":
+        note = next(partial.glob("shards/*.json"))
+        note.write_bytes(note.read_bytes()[:50])
+    else:
+        shard = partial / "dataset" / "train" / "features" / "c" / "0" / "0"
+        shard.write_bytes(bytes(shard.stat().st_size))
+    (partial / "dataset" / "train" / "stray.tmp").touch()
+    assert_same(prepare(parquet, output=output), unweighted)
+
+
+def test_a_failed_run_leaves_nothing_though_tasks_were_running(
+    prepare: Prepare, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "in").mkdir()
+    with_value("f0", np.inf).iloc[:50].to_parquet(tmp_path / "in" / "a.parquet", index=False)
+    PANEL.iloc[50:].to_parquet(tmp_path / "in" / "b.parquet", index=False, row_group_size=100)
+    monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: 6_000)
+    for exchange in ("files", "p2p"):
+        with pytest.raises(pf.PanelError, match="infinite"):
+            prepare(tmp_path / "in", exchange=exchange)
+    client.run(lambda: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert not client.futures
+
+
+def test_a_split_that_loses_all_its_rows_is_refused(prepare: Prepare) -> None:
+    blind = PANEL.assign(ret=PANEL["ret"].where(PANEL["date"] < "2015-05-01"))
+    with pytest.raises(pf.PanelError, match=r"'test' ends up without rows: 782 rows of its dates have no target"):
+        prepare(blind)
+    assert prepare(blind, allow_empty=True)["test"].num_rows == 0
+    assert prepare(blind, missing_target="keep")["test"].num_rows == 782
+
+
+def test_overflow_is_refused_beside_infinities(prepare: Prepare) -> None:
+    bad = with_value("f1", np.inf, row=29)
+    bad.loc[30, "f1"] = 1e6
+    with pytest.raises(pf.PanelError, match=r"row 30: column 'f1' exceeds the range of float16"):
+        prepare(bad, dtype="float16", infinite="missing")
+
+
+def test_large_integers_do_not_depend_on_nulls_or_kind(prepare: Prepare, tmp_path: Path) -> None:
+    value = 2**60 + 2**36 + 1
+    whole = PANEL.assign(f0=np.full(len(PANEL), value))
+    gaps = whole.astype({"f0": "Int64"})
+    gaps.loc[0, "f0"] = pd.NA
+    whole.to_csv(tmp_path / "panel.csv", index=False)
+    for source in (whole, gaps, tmp_path / "panel.csv"):
+        found = prepare(source)["train"].to_pandas()["f0"]
+        assert set(found.dropna()) == {np.float32(float(value))}
+
+
+def test_old_times_beyond_nanoseconds_do_not_wrap(prepare: Prepare, tmp_path: Path) -> None:
+    table = pa.Table.from_pandas(PANEL, preserve_index=False)
+    far = pa.array([253370764800] * len(PANEL), pa.timestamp("s"))  # the year 9999
+    table = table.set_column(table.column_names.index("date"), "date", far)
+    pq.write_table(table, tmp_path / "panel.parquet", use_deprecated_int96_timestamps=True)
+    with pytest.raises(pf.PanelError, match="9999"):
+        prepare(tmp_path / "panel.parquet")
+
+
+def test_empty_keys_of_any_text_type_are_missing(prepare: Prepare, tmp_path: Path) -> None:
+    table = pa.Table.from_pandas(with_value("stock", ""), preserve_index=False)
+    for kind in (pa.string(), pa.large_string(), pa.string_view()):
+        index = table.column_names.index("stock")
+        pq.write_table(table.set_column(index, "stock", table["stock"].cast(kind)), tmp_path / "panel.parquet")
+        with pytest.raises(pf.PanelError, match="row 30: entity column 'stock' has 1 missing"):
+            prepare(tmp_path / "panel.parquet")
+
+
+def test_a_source_that_cannot_be_read_keeps_what_is_done(
+    parquet: Path, unweighted: pf.Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: 20_000)
+    calls = iter(range(10**6))
+
+    def flaky(*arguments: Any) -> Any:
+        if next(calls) == 4:
+            raise OSError(5, "Input/output error")
+        return read_piece(*arguments)
+
+    from panelflow.panel import read_piece
+
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster, set_as_default=False) as local,
+    ):
+        with monkeypatch.context() as patch, pytest.raises(pf.StorageError, match="Input/output error"):
+            patch.setattr("panelflow.scatter.read_piece", flaky)
+            pf.prepare(parquet, tmp_path / "out.zarr", client=local, **OPTIONS)
+        done = pf.prepare(parquet, tmp_path / "out.zarr", client=local, **OPTIONS)
+    assert done.dataset_id == unweighted.dataset_id
+    assert done.manifest["provenance"]["reused_units"] > 0
+
+
+def test_torn_compressed_text_is_refused_by_name(prepare: Prepare, tmp_path: Path) -> None:
+    import gzip
+
+    whole = gzip.compress(PANEL.to_csv(index=False).encode())
+    for damaged in (whole[: len(whole) // 2], whole[:1000] + b"xxxx" + whole[1004:]):
+        (tmp_path / "panel.csv.gz").write_bytes(damaged)
+        with pytest.raises(pf.PanelError, match=r"panel.csv.gz cannot be read"):
+            prepare(tmp_path / "panel.csv.gz")
+
+
+def test_two_outputs_may_share_scratch(prepare: Prepare, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: prepare(PANEL, scratch=tmp_path / "scratch").dataset_id, range(2)))
+    assert made[0] == made[1]
+    assert list((tmp_path / "scratch").iterdir()) == []
+
+
+def test_a_linked_output_is_replaced_where_it_lies(prepare: Prepare, tmp_path: Path) -> None:
+    prepare(PANEL, output=tmp_path / "real.zarr")
+    (tmp_path / "link.zarr").symlink_to(tmp_path / "real.zarr")
+    second = prepare(PANEL, output=tmp_path / "link.zarr", seed=1, overwrite=True)
+    assert (tmp_path / "link.zarr").is_symlink()
+    assert pf.open(tmp_path / "real.zarr").dataset_id == second.dataset_id
+
+
+def test_nothing_for_the_exchange_to_move(prepare: Prepare) -> None:
+    split = pf.DateSplit(test=("2030-01-01", None))
+    made = [prepare(PANEL, split=split, allow_empty=True, exchange=exchange).dataset_id for exchange in ("files", "p2p")]
+    assert made[0] == made[1]
 
 
 # Splits of odd contents ---------------------------------------------------------------------------------------------------------

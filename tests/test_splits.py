@@ -112,6 +112,7 @@ def test_no_training_label_meets_an_evaluated_one(case: tuple[np.ndarray, pf.Dat
         ({"train": (None, None), "test": ("2020-05-31", None)}, "share dates"),
         ({"train": ("yesterday-ish", None)}, "yesterday-ish"),
         ({"train": "2020"}, "pair"),
+        ({"train": (20200101, None)}, "20200101"),
         ({"1st": ("2020-01-01", None)}, "1st"),
         ({"entity_names": ("2020-01-01", None)}, "entity_names"),
     ],
@@ -127,6 +128,12 @@ def test_bounds_are_read_in_the_zone_of_the_panel() -> None:
     assert assign(split, dates, zone="America/New_York", horizon=0, embargo=0).labels.tolist() == [0, 1]
     with pytest.raises(pf.OptionError, match="no time zone"):
         assign(pf.DateSplit(train=("2020-01-01T00:00Z", None)), dates, zone=None, horizon=0, embargo=0)
+
+
+def test_a_midnight_that_does_not_exist_is_the_next_moment() -> None:
+    dates = pd.DatetimeIndex(["2014-10-18 12:00", "2014-10-19 01:00"]).tz_localize("America/Sao_Paulo").as_unit("ns").asi8
+    split = pf.DateSplit(train=(None, "2014-10-19"), test=("2014-10-19", None))
+    assert assign(split, dates, zone="America/Sao_Paulo", horizon=0, embargo=0).labels.tolist() == [0, 1]
 
 
 def test_an_empty_split_names_the_observed_range() -> None:

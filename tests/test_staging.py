@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,14 +15,15 @@ import pytest
 
 import panelflow as pf
 from panelflow.files import Folder
-from panelflow.staging import _exchange, _lease_text, stage
+from panelflow.lease import lease_text
+from panelflow.staging import _exchange, stage
 
 RUN = "ab" * 32
 
 
 def lease(path: Path, **changes: object) -> None:
     (path / ".out.zarr.partial").mkdir()
-    text = json.loads(_lease_text("theirs")) | changes
+    text = json.loads(lease_text("theirs")) | changes
     (path / ".out.zarr.partial" / "lease.json").write_text(json.dumps(text))
 
 
@@ -30,12 +33,86 @@ def take(path: Path) -> None:
 
 
 def test_a_live_writer_keeps_others_out(tmp_path: Path) -> None:
-    lease(tmp_path)
-    with pytest.raises(pf.DatasetBusyError, match=rf"process {os.getpid()} on {socket.gethostname()}"):
+    output = Folder(str(tmp_path / "out.zarr"))
+    with stage(output, None, RUN, False) as staging:
+        with pytest.raises(pf.DatasetBusyError, match=rf"process {os.getpid()} on {socket.gethostname()}"):
+            take(tmp_path)
+        staging.lease.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+HOLD = """
+import sys, time
+from panelflow.files import Folder
+from panelflow.staging import stage
+with stage(Folder(sys.argv[1]), None, "ab" * 32, False):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_writer_is_freed_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "out.zarr")]
+    writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    assert writer.stdout.readline() == "held\n"
+    with pytest.raises(pf.DatasetBusyError, match=f"process {writer.pid} on"):
         take(tmp_path)
-    with stage(Folder(str(tmp_path / "b.zarr")), None, RUN, False), pytest.raises(pf.DatasetBusyError):
-        with stage(Folder(str(tmp_path / "b.zarr")), None, RUN, False):
-            pass
+    writer.kill()
+    writer.wait()
+    take(tmp_path)
+
+
+def test_two_takers_of_a_dead_lease_are_told_apart(tmp_path: Path) -> None:
+    lease(tmp_path, pid=2**22 + 1)
+    held, refused, start, leave = [], [], threading.Barrier(8), threading.Event()
+
+    def contend() -> None:
+        start.wait()
+        try:
+            with stage(Folder(str(tmp_path / "out.zarr")), None, RUN, False):
+                held.append(1)
+                leave.wait(20)
+        except pf.DatasetBusyError:
+            refused.append(1)
+            if len(refused) == 7:
+                leave.set()
+
+    threads = [threading.Thread(target=contend) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(held), len(refused)) == (1, 7)
+
+
+def test_a_lease_that_was_taken_over_is_not_committed(tmp_path: Path) -> None:
+    with (
+        pytest.raises(pf.DatasetBusyError, match="taken over"),
+        stage(Folder(str(tmp_path / "out.zarr")), None, RUN, False) as held,
+    ):
+        held.root.write("lease.json", [lease_text("another")])
+        held.commit(False)
+    assert json.loads((tmp_path / ".out.zarr.partial" / "lease.json").read_text())["token"] == "another"
+
+
+def test_a_scratch_that_cannot_be_leaves_no_lease(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(pf.StorageError, match="file"),
+        stage(Folder(str(tmp_path / "o")), Folder(str(tmp_path / "file" / "s")), RUN, False),
+    ):
+        pass
+    with stage(Folder(str(tmp_path / "o")), None, RUN, False):
+        pass
+
+
+def test_what_was_removed_is_not_made_again_by_a_late_writer(tmp_path: Path) -> None:
+    with stage(Folder(str(tmp_path / "out.zarr")), None, RUN, False) as staging:
+        pass
+    with pytest.raises(pf.StorageError):
+        staging.scratch.write("units/late", [b"x"])
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_dead_one_of_this_host_is_freed_at_once(tmp_path: Path) -> None:
@@ -54,8 +131,7 @@ def test_elsewhere_it_ends_by_expiry(tmp_path: Path) -> None:
     lease(tmp_path, host="elsewhere")
     with pytest.raises(pf.DatasetBusyError, match="elsewhere"):
         take(tmp_path)
-    (tmp_path / ".out.zarr.partial" / "lease.json").unlink()
-    (tmp_path / ".out.zarr.partial").rmdir()
+    shutil.rmtree(tmp_path / ".out.zarr.partial")
     lease(tmp_path, host="elsewhere", beat=time.time() - 61)
     take(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -76,7 +152,7 @@ def test_another_run_starts_afresh_and_the_same_continues(tmp_path: Path) -> Non
 def test_scratch_elsewhere_is_used_and_removed(tmp_path: Path) -> None:
     with stage(Folder(str(tmp_path / "out.zarr")), Folder(str(tmp_path / "fast")), RUN, False) as staging:
         staging.scratch.write("units/1", [b"x"])
-        assert [p.name for p in (tmp_path / "fast").iterdir()] == ["panelflow-" + RUN[:16]]
+        assert next((tmp_path / "fast").iterdir()).name.endswith(RUN[:16])
     assert list((tmp_path / "fast").iterdir()) == []
 
 
