@@ -171,14 +171,8 @@ def prepare(
         infos = _inspect_source(dask_client, source, template, storage_options or {})
         columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # the roles are spelled once, above
         layout = make_layout(columns, dtype, chunk_rows, _parse_bytes(shard_bytes))
-        described = {
-            "version": [version("panelflow"), HASH_VERSION, FORMAT_VERSION],
-            "options": [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression],
-            "layout": repr(layout),
-            "memory": [available.memory_limit, available.threads],
-            "source": _fingerprint(source, infos),
-        }
-        run = hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+        options = [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression]
+        run = _digest_run(options, repr(layout), repr(available), _fingerprint(source, infos))
         job = Job(
             split=split,
             horizon=horizon,
@@ -203,6 +197,12 @@ def prepare(
             shuffle(dask_client, available, infos, columns, layout, job, staging, reporter)
             staging.commit(overwrite)
     return Dataset(target)
+
+
+def _digest_run(*parts: Any) -> str:
+    """Digest of all that scratch files depend on: another one starts afresh."""
+    versions = [version("panelflow"), HASH_VERSION, FORMAT_VERSION]
+    return hashlib.sha256(json.dumps([versions, *parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _check_choices(rules: Rules, exchange: str, compression: str | None, dtype: str) -> None:

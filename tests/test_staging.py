@@ -15,7 +15,7 @@ import pytest
 
 import panelflow as pf
 from panelflow.files import Folder
-from panelflow.lease import lease_text
+from panelflow.lease import _is_alive, lease_text
 from panelflow.staging import _exchange, stage
 
 RUN = "ab" * 32
@@ -115,16 +115,15 @@ def test_what_was_removed_is_not_made_again_by_a_late_writer(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dead_one_of_this_host_is_freed_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("locked", [True, False])
+def test_where_there_is_no_lock_a_process_is_known_by_number_and_start(locked: bool) -> None:
+    mine = json.loads(lease_text("mine"))
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    lease(tmp_path, pid=gone.pid)
-    take(tmp_path)
-
-
-def test_a_process_number_used_again_is_not_the_writer(tmp_path: Path) -> None:
-    lease(tmp_path, started=psutil.Process().create_time() - 1000)
-    take(tmp_path)
+    assert _is_alive(mine, locked=locked) is not locked  # one who holds the lock here is the only one here
+    assert not _is_alive(mine | {"pid": gone.pid}, locked=locked)
+    assert not _is_alive(mine | {"started": psutil.Process().create_time() - 1000}, locked=locked)
+    assert _is_alive(mine | {"host": "elsewhere"}, locked=locked)
 
 
 def test_elsewhere_it_ends_by_expiry(tmp_path: Path) -> None:
