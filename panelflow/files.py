@@ -20,6 +20,7 @@ from typing import Any
 import fsspec
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from fsspec.core import url_to_fs
 
 from panelflow.errors import StorageError
@@ -113,8 +114,7 @@ class Folder:
     def _write_local(self, path: str, parts: Iterable[bytes | memoryview | npt.NDArray[Any]]) -> int:
         target, written = f"{path}.{uuid.uuid4().hex}.tmp", 0
         try:
-            os.stat(self.path())  # a folder that was removed is not made again by a writer that comes late
-            os.makedirs(os.path.dirname(path), exist_ok=True)
+            self._make_parents(path)
             with open(target, "wb", buffering=0) as file:
                 for part in parts:
                     view = _flat(part)
@@ -128,6 +128,14 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(target)
         return written
+
+    def _make_parents(self, path: str) -> None:
+        """Make the folders between this one and a file; this one, once removed, is not made again by a late writer."""
+        level = self.path()
+        for segment in path[len(level) :].split("/")[1:-1]:
+            level = f"{level}/{segment}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(level)
 
     def remove(self, name: str = "") -> None:
         """Delete a file or a whole folder, if it is there."""
@@ -162,6 +170,17 @@ def _refused(error: OSError, path: str, written: int) -> StorageError:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def open_native(path: str, options: dict[str, Any]) -> Iterator[Any]:
+    """What Arrow reads from: a local file by its own means, anything else through fsspec."""
+    if "://" not in path:
+        with pa.OSFile(path) as native:
+            yield native
+    else:
+        with open_input(path, options) as stream:
+            yield stream
 
 
 @contextlib.contextmanager

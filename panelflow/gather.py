@@ -14,7 +14,7 @@ from panelflow.errors import CorruptDatasetError
 from panelflow.files import Folder
 from panelflow.hashing import key_checksum
 from panelflow.plan import Plan, Shard
-from panelflow.scratch import Block, Reader
+from panelflow.scratch import Reader
 from panelflow.shards import ArrayGrid, ShardReader, digest_rows, encode_shard
 from panelflow.statistics import Moments
 
@@ -108,8 +108,8 @@ def gather_shard(
     hashes = plan.hashes(codes, dates)
     chosen = _choose_rows(shard, plan, codes, dates, hashes)
     assert len(chosen) == shard.num_rows, (shard, len(chosen))
-    block = _place_rows(shard, plan, reader, [len(segment) for segment in segments], chosen)
-    arrays = _split_arrays(plan, block, codes[chosen], dates[chosen])
+    arrays = _place_rows(shard, plan, reader, [len(segment) for segment in segments], chosen)
+    arrays |= {"entity": codes[chosen], "date": plan.dates[dates[chosen]]}
     sizes = {}
     for grid in grids:
         name = grid.path.rsplit("/", 1)[-1]
@@ -142,29 +142,30 @@ def _choose_rows(
     return kept[shard.skip : shard.skip + shard.num_rows]
 
 
-def _place_rows(shard: Shard, plan: Plan, reader: Reader, lengths: Sequence[int], chosen: npt.NDArray[np.intp]) -> Block:
-    """Row block of the shard, filled one segment at a time."""
+def _place_rows(
+    shard: Shard, plan: Plan, reader: Reader, lengths: Sequence[int], chosen: npt.NDArray[np.intp]
+) -> dict[str, npt.NDArray[Any]]:
+    """Features, targets and weight of the shard, filled one segment at a time."""
     destination = np.full(sum(lengths), -1, dtype=np.int64)
     destination[chosen] = np.arange(len(chosen))
-    block = np.empty((len(chosen), plan.layout.width), dtype=plan.layout.dtype)
+    rows, layout = len(chosen), plan.layout
+    arrays = {
+        "features": np.empty((rows, layout.num_features), dtype=layout.dtype),
+        "targets": np.empty((rows, layout.num_targets), dtype=layout.dtype),
+        **({"weight": np.empty((rows, 1), dtype=layout.dtype)} if layout.weighted else {}),
+    }
     start = 0
     for length, segment in zip(lengths, reader.blocks(shard.first_bucket, shard.stop_bucket), strict=True):
         target = destination[start : start + length]
         wanted = target >= 0
-        block[target[wanted]] = segment[wanted]
+        if not wanted.all():
+            target, segment = target[wanted], segment[wanted]
+        column = 0
+        for array in arrays.values():
+            array[target] = segment[:, column : column + array.shape[1]]
+            column += array.shape[1]
         start += length
-    return block
-
-
-def _split_arrays(
-    plan: Plan, block: Block, codes: npt.NDArray[np.int32], dates: npt.NDArray[np.int32]
-) -> dict[str, npt.NDArray[Any]]:
-    targets_at = plan.layout.num_features
-    weight_at = targets_at + plan.layout.num_targets
-    arrays = {"features": block[:, :targets_at], "targets": block[:, targets_at:weight_at]}
-    if plan.layout.weighted:
-        arrays["weight"] = block[:, weight_at]
-    return arrays | {"entity": codes, "date": plan.dates[dates]}
+    return arrays | ({"weight": arrays["weight"][:, 0]} if layout.weighted else {})
 
 
 def _done_name(shard: Shard) -> str:

@@ -15,7 +15,7 @@ import pyarrow.csv as csv
 
 from panelflow.columns import Locate, parse_floats
 from panelflow.errors import PanelError, StorageError
-from panelflow.files import open_input
+from panelflow.files import open_input, open_native
 from panelflow.source import COMPRESSED, DAMAGED, Columns, FileInfo, SourceFile, csv_dialect, csv_header, open_parquet
 
 _COMPRESSION = 8
@@ -93,9 +93,9 @@ def read_piece(piece: Piece, keys: Sequence[str], floats: Sequence[str], options
     held = [name for name in (*keys, *floats) if name not in piece.file.constants]
     try:
         if piece.file.format == "parquet":
-            with open_input(piece.file.path, options) as stream:
-                groups = list(range(piece.start, piece.stop))
-                table = open_parquet(stream).read_row_groups(groups, columns=held, use_threads=False)
+            groups = list(range(piece.start, piece.stop))
+            with open_native(piece.file.path, options) as source:
+                table = open_parquet(source).read_row_groups(groups, columns=held, use_threads=False)
         else:
             table = _read_csv(piece, held, keys, options)
     except (pa.ArrowInvalid, *DAMAGED) as error:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from panelflow.columns import Locate, fill_floats, to_dates, to_entities
+from panelflow.columns import Locate, fill_block, to_dates, to_entities
 from panelflow.errors import PanelError
 from panelflow.files import Folder
 from panelflow.hashing import add_checksums, key_checksum
@@ -52,7 +52,7 @@ def route_unit(unit: Unit, plan: Plan, options: dict[str, Any]) -> tuple[Keys, B
     routed = Routed()
     for piece in unit.pieces:
         _route_piece(piece, plan, options, routed)
-    block = np.concatenate(routed.blocks)
+    block = routed.blocks[0] if len(routed.blocks) == 1 else np.concatenate(routed.blocks)
     return (
         np.concatenate(routed.keys),
         block,
@@ -71,8 +71,7 @@ def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any], routed: Rout
     if (codes < 0).any() or (plan.dates[np.minimum(date_index, len(plan.dates) - 1)] != dates.values).any():
         raise PanelError(f"{piece.file.shown} changed while it was being prepared; run again once it is still.")
     block = np.empty((table.num_rows, plan.layout.width), dtype=plan.layout.dtype)
-    for position, name in enumerate(columns.floats):
-        fill_floats(table[name], block[:, position])
+    infinite = fill_block([table[name] for name in columns.floats], block)
     hashes = plan.hashes(codes, date_index)
     split = plan.assignment.labels[date_index]
     declared = plan.assignment.declared[date_index]
@@ -85,7 +84,7 @@ def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any], routed: Rout
             f"to a split. Fill them, or pass missing_target='drop' or 'keep'."
         )
     written = (split >= 0) & ~missing
-    made_missing = _check_values(plan, table, block, written, locate)
+    made_missing = _check_values(plan, table, block, infinite, written, locate)
     reasons = {
         "outside_splits": split == OUTSIDE,
         "purged": split == PURGED,
@@ -105,7 +104,7 @@ def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any], routed: Rout
         )
     )
     routed.keys.append(np.stack([codes[written], date_index[written]], axis=1))
-    routed.blocks.append(block[written])
+    routed.blocks.append(block if written.all() else block[written])
     routed.buckets.append(plan.buckets.of(date_index[written], hashes[written]))
 
 
@@ -118,18 +117,24 @@ def _missing_targets(plan: Plan, block: Block, split: npt.NDArray[np.int16]) -> 
     return missing
 
 
-def _check_values(plan: Plan, table: pa.Table, block: Block, written: npt.NDArray[np.bool_], locate: Locate) -> dict[str, int]:
+def _check_values(
+    plan: Plan,
+    table: pa.Table,
+    block: Block,
+    infinite: npt.NDArray[np.bool_],
+    written: npt.NDArray[np.bool_],
+    locate: Locate,
+) -> dict[str, int]:
     """Refuse what no training run could bear; returns infinite features turned to NaN, by name."""
     made_missing: dict[str, int] = {}
-    infinite = np.isinf(block).any(axis=0)
     for position in np.flatnonzero(infinite):
         rows = np.isinf(block[:, position]) & written
         if not rows.any():
             continue
         name = plan.columns.floats[position]
-        source = np.empty(table.num_rows)
-        fill_floats(table[name], source)
-        overflow = rows & np.isfinite(source)
+        source = np.empty((table.num_rows, 1))
+        fill_block([table[name]], source)
+        overflow = rows & np.isfinite(source[:, 0])
         row = int((overflow if overflow.any() else rows).argmax())
         value = table[name][row].as_py()
         if overflow.any():

@@ -15,7 +15,7 @@ import panelflow as pf
 
 COLUMNS = ["--entity", "stock", "--date", "date", "--features", "f*", "--target", "ret", "--horizon", "3"]
 SPLITS = ["--train", ":2015-03-01", "--validation", "2015-03-01:2015-05-01", "--test", "2015-05-01T00:00/"]
-SIZES = ["--chunk-rows", "64", "--shard-bytes", "4096", "--workers", "1"]
+SIZES = ["--chunk-rows", "64", "--shard-bytes", "8192", "--workers", "1"]
 
 
 def run(*arguments: object, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -88,7 +88,7 @@ def test_every_shard_but_the_last_is_full(dataset: pf.Dataset) -> None:
 def test_training_shards_are_random_cross_sections(prepare: Prepare) -> None:
     panel = make_panel(num_stocks=200, num_dates=100)
     split = pf.DateSplit(train=(None, None))
-    train = prepare(panel, split=split, chunk_rows=512, shard_bytes=512 * 16 * 4)["train"].to_pandas()
+    train = prepare(panel, split=split, chunk_rows=512, shard_bytes=512 * 32 * 4)["train"].to_pandas()
     for start in range(0, len(train) - 2000, 2000):
         run = train.iloc[start : start + 2000]
         assert run["stock"].nunique() == 200
@@ -179,7 +179,7 @@ if __name__ == "__main__":
 
 
 def test_fewer_features_keep_the_rows(prepare: Prepare, unweighted: pf.Dataset) -> None:
-    narrow = prepare(PANEL, features=["f2"], shard_bytes=64 * 4 * 4)
+    narrow = prepare(PANEL, features=["f2"], shard_bytes=64 * 4 * 32)
     for name in narrow:
         keys = ["stock", "date", "f2", "ret"]
         pd.testing.assert_frame_equal(narrow[name].to_pandas()[keys], unweighted[name].to_pandas()[keys])
