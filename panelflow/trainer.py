@@ -214,17 +214,18 @@ class _Run:
         batch_weight = 0.0
         for batch in self.loader:
             torch.manual_seed(_step_seed(self.loader.order.seed, epoch, batch.step, self.place.rank))
-            last = (batch.step + 1) % self.accumulate == 0 or batch.step + 1 == len(self.loader)
-            with contextlib.nullcontext() if last else without_synchronisation(self.replica):
+            ends_epoch = batch.step + 1 == len(self.loader)
+            ends_update = ends_epoch or (batch.step + 1) % self.accumulate == 0
+            with contextlib.nullcontext() if ends_update else without_synchronisation(self.replica):
                 batch_weight += self._backward(batch.to(self.place.device), sums)
-            if not last:
+            if not ends_update:
                 continue
             self._update(self._global_weight(batch_weight))
             batch_weight = 0.0
             self.record.updates += 1
             reporter.advance(self.accumulate * self.loader.order.batch_size)
-            ends_epoch = batch.step + 1 == len(self.loader)  # then validation comes first, and a checkpoint after it
-            if self.checkpoint_every and self.record.updates % self.checkpoint_every == 0 and not ends_epoch:
+            due = self.checkpoint_every and self.record.updates % self.checkpoint_every == 0
+            if due and not ends_epoch:  # at the end of an epoch validation comes first, and a checkpoint after it
                 self.record.seconds = time.perf_counter() - started
                 self._save(sums)
         self.record.seconds = time.perf_counter() - started
