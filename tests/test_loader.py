@@ -96,10 +96,10 @@ def test_position_is_small_and_found_at_once(dataset: pf.Dataset) -> None:
     loader = pf.Loader(dataset["train"], 64)
     next(iter(loader))
     assert len(json.dumps(loader.state_dict())) < 1024
-    started = time.perf_counter()
+    started = time.process_time()  # of this process alone, however busy the machine
     for _ in range(100):
         loader.load_state_dict(loader.state_dict())
-    assert (time.perf_counter() - started) / 100 < 0.01
+    assert (time.process_time() - started) / 100 < 0.01
 
 
 def test_breaking_off_starts_the_epoch_again_and_set_epoch_keeps_a_restored_step(dataset: pf.Dataset) -> None:
