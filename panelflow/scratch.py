@@ -26,7 +26,7 @@ from panelflow.plan import Layout
 
 _MAGIC = b"pfunit01"
 _HEAD = 40
-_ROWS_PER_WRITE = 65536
+_ROWS_PER_WRITE = 8192
 
 Keys = npt.NDArray[np.int32]
 """int32 [rows, 2]: entity code and date index."""
@@ -90,8 +90,10 @@ def write_unit(
         yield _MAGIC + bytes.fromhex(run)
         yield offsets
         yield keys[order]
+        part = np.empty((_ROWS_PER_WRITE, *block.shape[1:]), dtype=block.dtype)  # used again: fresh pages cost more than copying
         for start in range(0, len(order), _ROWS_PER_WRITE):
-            yield block[order[start : start + _ROWS_PER_WRITE]]
+            rows = order[start : start + _ROWS_PER_WRITE]
+            yield np.take(block, rows, axis=0, out=part[: len(rows)], mode="clip")
         yield text + len(text).to_bytes(8, "little")
 
     folder.write(unit_name(unit), parts())

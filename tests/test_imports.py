@@ -11,7 +11,7 @@ PACKAGE = Path(panelflow.__file__).parent
 COMMON = ["errors", "hashing", "progress", "files"]
 PREPARE = ["splits", "columns", "source", "panel", "plan", "scan", "scratch", "scatter", "gather"]
 STORE = ["shards", "statistics", "format", "store", "integrity"]
-DASK = ["lease", "staging", "manifest", "cluster", "p2p", "frames", "shuffle", "preparation"]
+DASK = ["allocator", "lease", "staging", "manifest", "cluster", "p2p", "frames", "shuffle", "preparation"]
 TORCH = [
     "order",
     "reading",
