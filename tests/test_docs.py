@@ -52,6 +52,8 @@ def test_options_in_the_docs_exist() -> None:
     from panelflow.cli import main
 
     known = {option for command in main.commands.values() for p in command.params for option in p.opts} | {"--debug"}
+    for benchmark in (ROOT / "tests" / "benchmarks").glob("*.py"):
+        known |= set(re.findall(r'add_argument\("(--[a-z-]+)"', benchmark.read_text()))
     for path in TEXTS:
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!-)", path.read_text()):
             assert option in known, (path.name, option)
