@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from distributed.scheduler import KilledWorker
 from panelflow.errors import OptionError, PanelflowError, StorageError, WorkerError
 
 _SECONDS_WITHOUT_WORKERS = 60.0
+_SECONDS_TO_ANSWER = 3.0
 
 
 @contextlib.contextmanager
@@ -74,6 +76,13 @@ def survey(client: Client) -> Workers:
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
     limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
     return Workers(len(workers), max(worker["nthreads"] for worker in workers), min(limits) if limits else None)
+
+
+def run_everywhere(client: Client, function: Callable[[], None]) -> None:
+    """Run a function in every worker process that answers soon; a worker that is stopped or gone must not hold up the rest."""
+    run = threading.Thread(target=client.run, args=(function,), kwargs={"on_error": "ignore"}, daemon=True)
+    run.start()
+    run.join(timeout=_SECONDS_TO_ANSWER)
 
 
 @dataclass(frozen=True)

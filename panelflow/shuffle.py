@@ -16,7 +16,7 @@ from distributed import Client, Future
 
 from panelflow import gather, p2p, scatter
 from panelflow.allocator import keep_pages, release_pages
-from panelflow.cluster import Failure, Workers, as_they_finish, collect, guarded, run_tasks
+from panelflow.cluster import Failure, Workers, as_they_finish, collect, guarded, run_everywhere, run_tasks
 from panelflow.errors import DuplicateKeysError, PanelError
 from panelflow.format import make_grids, write_manifest, write_metadata
 from panelflow.gather import BucketCount, ShardSummary
@@ -57,7 +57,7 @@ def shuffle(
     budget = make_budget(layout, max((unit.nbytes for unit in units), default=0), workers.threads)
     check_budget(budget, workers.memory_limit)
     tasks = _Tasks(client, job, staging, reporter)
-    client.run(keep_pages, on_error="ignore")
+    run_everywhere(client, keep_pages)
     try:
         scan = _scan(tasks, units, columns)
         plan = _plan(scan, columns, layout, job)
@@ -74,7 +74,7 @@ def shuffle(
         written = _gather(tasks, plan, plan_future, shards, grids, reader_of)
     finally:
         client.cancel(tasks.held, force=True)
-        client.run(release_pages, on_error="ignore")
+        run_everywhere(client, release_pages)
     conservation = prove_conservation(plan, scan, total, counts, written)
     content = describe_content(plan, job, total, counts, written, conservation)
     write_metadata(staging.dataset, grids, features=columns.features, targets=columns.targets, names=plan.names)
