@@ -127,7 +127,7 @@ def collect(client: Client, futures: Sequence[Future], done: Callable[[Any], Non
     Raises
     ------
     PanelflowError
-        That of the first task, in order, among those that failed by then; the others are cancelled.
+        That of the first task that fails; the others are cancelled.
     WorkerError
         Workers died under a task again and again, or none is left.
     """
@@ -137,18 +137,11 @@ def collect(client: Client, futures: Sequence[Future], done: Callable[[Any], Non
             result = _result_of(future)
             results[future.key] = result
             if isinstance(result, Failure):
-                raise min(((i, r.error) for i, r in _failures(futures, results)), key=lambda item: item[0])[1]
+                raise result.error
             done(result)
         return [results[future.key] for future in futures]
     finally:
         client.cancel(futures, force=True)
-
-
-def _failures(futures: Sequence[Future], results: dict[str, Any]) -> Iterator[tuple[int, Failure]]:
-    for number, future in enumerate(futures):
-        result = results.get(future.key)
-        if isinstance(result, Failure):
-            yield number, result
 
 
 def _result_of(future: Future) -> Any:

@@ -89,6 +89,8 @@ def read_piece(piece: Piece, keys: Sequence[str], floats: Sequence[str], options
     ------
     PanelError
         A malformed line, or text where a number is due.
+    StorageError
+        The file system refused.
     """
     held = [name for name in (*keys, *floats) if name not in piece.file.constants]
     try:

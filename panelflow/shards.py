@@ -51,10 +51,6 @@ class ArrayGrid:
         return self.shape[0]
 
     @property
-    def num_chunks(self) -> int:
-        return -(-self.num_rows // self.chunk_rows)
-
-    @property
     def num_shards(self) -> int:
         return -(-self.num_rows // self.shard_rows)
 

@@ -159,10 +159,15 @@ def _is_panel_file(path: str, folder: str) -> bool:
 
 
 def _format_by_name(path: str) -> str | None:
+    return _FORMATS.get(_ending(path))
+
+
+def _ending(path: str) -> str:
+    """Ending of a file's name, that of its compression aside."""
     stem = path.lower()
     for suffix in COMPRESSED:
         stem = stem.removesuffix(suffix)
-    return _FORMATS.get(os.path.splitext(stem)[1])
+    return os.path.splitext(stem)[1]
 
 
 def _format_of(path: str) -> str:
@@ -242,10 +247,7 @@ def _first_lines(stream: Any) -> bytes:
 
 
 def csv_dialect(file: SourceFile) -> csv.ParseOptions:
-    stem = file.path.lower()
-    for suffix in COMPRESSED:
-        stem = stem.removesuffix(suffix)
-    return csv.ParseOptions(delimiter="\t" if stem.endswith(".tsv") else ",")
+    return csv.ParseOptions(delimiter="\t" if _ending(file.path) == ".tsv" else ",")
 
 
 def select_columns(
