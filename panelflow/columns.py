@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,10 +22,21 @@ _OFFSET = r":\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 
 @dataclass(frozen=True)
 class Dates:
-    """Dates of some rows: int64 nanoseconds since 1970 (UTC) and the zone, ``None`` where they are naive."""
+    """Dates of some rows: positions in a list of distinct int64 nanoseconds since 1970 (UTC), and the zone.
 
-    values: npt.NDArray[np.int64]
+    ``zone`` is ``None`` where they are naive.
+    """
+
+    codes: npt.NDArray[np.int64]
+    distinct: npt.NDArray[np.int64]
     zone: str | None
+
+    @property
+    def values(self) -> npt.NDArray[np.int64]:
+        return self.distinct[self.codes]
+
+
+_NO_DATES = Dates(np.empty(0, np.int64), np.empty(0, np.int64), None)
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ def to_dates(name: str, column: pa.ChunkedArray, locate: Locate) -> Dates:
         Missing, unparseable or out-of-range dates, times with and without a zone mixed, another type.
     """
     column = _decode_dictionary(column)
-    _refuse_missing("date", name, column, locate)
+    _refuse_missing("date", name, _is_missing(column), column, locate)
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         return _cast_dates(name, column, getattr(column.type, "tz", None), locate)
     if pa.types.is_integer(column.type):
@@ -55,7 +66,7 @@ def to_dates(name: str, column: pa.ChunkedArray, locate: Locate) -> Dates:
     if _is_text(column.type):
         return _parse_dates(name, column.cast(pa.string()), locate)
     if len(column) == 0:
-        return Dates(np.empty(0, np.int64), None)
+        return _NO_DATES
     raise PanelError(
         f"{locate(0)}: date column {name!r} has type {column.type}; convert it to datetime64, date32, ISO text or "
         f"yyyymmdd integers: {column[0]}"
@@ -64,17 +75,15 @@ def to_dates(name: str, column: pa.ChunkedArray, locate: Locate) -> Dates:
 
 def _parse_dates(name: str, column: pa.ChunkedArray, locate: Locate) -> Dates:
     """Parse each distinct text once; eight digits are yyyymmdd, all else is ISO 8601."""
-    encoded = column.dictionary_encode().combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):  # no rows at all
-        return Dates(np.empty(0, np.int64), None)
-    texts = encoded.dictionary
+    if len(column) == 0:
+        return _NO_DATES
+    codes, texts = _distinct(column)
     compact = pc.match_substring_regex(texts, _COMPACT)
     parts = [pc.utf8_slice_codeunits(texts, *bounds) for bounds in ((0, 4), (4, 6), (6, 8))]
     iso = pc.if_else(compact, pc.binary_join_element_wise(*parts, "-"), texts)
     zoned = pc.match_substring_regex(texts, _OFFSET).to_numpy(zero_copy_only=False)
     if zoned.any() and not zoned.all():
-        odd = encoded.indices.to_numpy()
-        row = int((zoned[odd] != zoned[odd[0]]).argmax())
+        row = int((zoned[codes] != zoned[codes[0]]).argmax())
         raise PanelError(
             f"{locate(row)}: date column {name!r} mixes times with and without a zone, for example "
             f"{texts[int(zoned.argmax())]} and {texts[int(zoned.argmin())]}; write all of them with a zone or none."
@@ -84,12 +93,12 @@ def _parse_dates(name: str, column: pa.ChunkedArray, locate: Locate) -> Dates:
         parsed = pc.cast(iso, pa.timestamp("ns", zone))
     except pa.ArrowInvalid:
         bad = next(i for i in range(len(iso)) if not _parses(iso[i], zone))
-        row = int((encoded.indices.to_numpy() == bad).argmax())
+        row = int((codes == bad).argmax())
         raise PanelError(
             f"{locate(row)}: date column {name!r} has a value that is neither an ISO date between 1677 and 2262 nor "
             f"yyyymmdd; correct or drop the row: {texts[bad].as_py()!r}"
         ) from None
-    return Dates(parsed.cast(pa.int64()).to_numpy()[encoded.indices.to_numpy()], zone)
+    return Dates(codes, parsed.cast(pa.int64()).to_numpy(), zone)
 
 
 def _parses(text: pa.Scalar, zone: str | None) -> bool:
@@ -101,6 +110,8 @@ def _parses(text: pa.Scalar, zone: str | None) -> bool:
 
 
 def _cast_dates(name: str, column: pa.ChunkedArray, zone: str | None, locate: Locate) -> Dates:
+    if len(column) == 0:
+        return _NO_DATES
     try:
         stamps = column.cast(pa.timestamp("ns", zone))
     except pa.ArrowInvalid:
@@ -110,7 +121,8 @@ def _cast_dates(name: str, column: pa.ChunkedArray, zone: str | None, locate: Lo
             f"{locate(row)}: date column {name!r} has a date outside the years 1677 to 2262, which int64 nanoseconds "
             f"cannot hold; correct or drop the row: {column[row]}"
         ) from None
-    return Dates(stamps.cast(pa.int64()).to_numpy(), zone)
+    codes, distinct = _distinct(stamps.cast(pa.int64()))
+    return Dates(codes, distinct.to_numpy(), zone)
 
 
 def to_entities(name: str, column: pa.ChunkedArray, locate: Locate) -> Entities:
@@ -121,24 +133,35 @@ def to_entities(name: str, column: pa.ChunkedArray, locate: Locate) -> Entities:
     PanelError
         Missing or empty keys, or another type.
     """
-    column = _decode_dictionary(column)
-    _refuse_missing("entity", name, column, locate)
-    if pa.types.is_integer(column.type):
-        if len(column) and pc.max(column).as_py() > np.iinfo(np.int64).max:
-            raise PanelError(f"{locate(0)}: entity column {name!r} exceeds int64; make it text: {pc.max(column)}")
-        distinct, codes = np.unique(column.cast(pa.int64()).to_numpy(), return_inverse=True)
-        return Entities(codes.astype(np.int64), distinct.tolist(), "int")
-    if _is_text(column.type):
-        if len(column) == 0:
-            return Entities(np.empty(0, np.int64), [], "text")
-        encoded = column.cast(pa.large_string()).dictionary_encode().combine_chunks()
-        return Entities(encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist(), "text")
     if len(column) == 0:
         return Entities(np.empty(0, np.int64), [], "text")
-    raise PanelError(
-        f"{locate(0)}: entity column {name!r} has type {column.type}; entities are text, integers or categories of "
-        f"these: {column[0]}"
-    )
+    codes, values = _distinct(column)
+    if not (_is_text(values.type) or pa.types.is_integer(values.type) or pa.types.is_null(values.type)):
+        raise PanelError(
+            f"{locate(0)}: entity column {name!r} has type {column.type}; entities are text, integers or categories of "
+            f"these: {column[0]}"
+        )
+    missing = np.append(_is_missing(values), True)[codes]  # the code -1 is a null of the column
+    _refuse_missing("entity", name, missing, column, locate)
+    used = np.bincount(codes, minlength=len(values)) > 0
+    if not used.all():  # categories that no row has
+        codes, values = (np.cumsum(used) - 1)[codes], values.filter(pa.array(used))
+    if _is_text(values.type):
+        return Entities(codes, values.to_pylist(), "text")
+    largest = pc.max(values).as_py()
+    if largest > np.iinfo(np.int64).max:
+        raise PanelError(f"{locate(0)}: entity column {name!r} exceeds int64; make it text: {largest}")
+    return Entities(codes, values.to_pylist(), "int")
+
+
+def _distinct(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Codes of the rows, -1 for nulls, and the values that they stand for."""
+    encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    encoded = encoded.unify_dictionaries().combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):  # what an older Arrow makes of several chunks
+        encoded = pa.concat_arrays(encoded.chunks)
+    codes = encoded.indices.fill_null(-1) if encoded.indices.null_count else encoded.indices
+    return codes.to_numpy().astype(np.int64), encoded.dictionary
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -151,15 +174,23 @@ def _decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _refuse_missing(role: str, name: str, column: pa.ChunkedArray, locate: Locate) -> None:
+def _is_missing(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Nulls, and texts without a character."""
     missing = pc.is_null(column)
     if _is_text(column.type):
-        missing = pc.or_(missing, pc.fill_null(pc.equal(pc.utf8_length(column.cast(pa.large_string())), 0), True))
-    flags = missing.to_numpy()
-    if flags.any():
+        missing = pc.or_(missing, pc.fill_null(pc.equal(pc.binary_length(column.cast(pa.large_string())), 0), True))
+    flags: npt.NDArray[np.bool_] = missing.to_numpy(zero_copy_only=False)
+    return flags
+
+
+def _refuse_missing(
+    role: str, name: str, missing: npt.NDArray[np.bool_], column: pa.Array | pa.ChunkedArray, locate: Locate
+) -> None:
+    if missing.any():
+        row = int(missing.argmax())
         raise PanelError(
-            f"{locate(int(flags.argmax()))}: {role} column {name!r} has {int(flags.sum()):,} missing keys; "
-            f"fill or drop these rows: {column[int(flags.argmax())].as_py()!r}"
+            f"{locate(row)}: {role} column {name!r} has {int(missing.sum()):,} missing keys; "
+            f"fill or drop these rows: {column[row].as_py()!r}"
         )
 
 
@@ -183,30 +214,13 @@ def is_numeric(kind: pa.DataType) -> bool:
     )
 
 
-_TILE_ROWS = 4096
+def to_floats(column: pa.ChunkedArray, dtype: str) -> npt.NDArray[Any]:
+    """A numeric column as floats [rows] of a type, missing values as NaN; what is too large for it becomes infinite.
 
-
-def fill_block(columns: Sequence[pa.ChunkedArray], block: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Write numeric columns side by side into ``block`` [rows, columns], missing values as NaN.
-
-    A value too large for the type of the block becomes infinite. Rows are written in tiles that stay in the processor's
-    cache: column by column, every line of the block would travel once for each column.
-
-    Returns
-    -------
-    bool [columns]
-        Whether a column has an infinite value in the block.
+    The array may share the memory of the column and is not to be written to.
     """
-    values = [_to_numpy(column) for column in columns]
-    infinite = np.zeros(len(columns), dtype=bool)
     with np.errstate(over="ignore"):
-        for start in range(0, len(block), _TILE_ROWS):
-            tile = block[start : start + _TILE_ROWS]
-            for position, column in enumerate(values):
-                tile[:, position] = column[start : start + _TILE_ROWS]
-            if not np.isfinite(tile.sum(dtype=np.float64)):  # rarely more than a missing value
-                infinite |= np.isinf(tile).any(axis=0)
-    return infinite
+        return _to_numpy(column).astype(dtype, copy=False)
 
 
 def _to_numpy(column: pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -25,6 +25,9 @@ from fsspec.core import url_to_fs
 
 from panelflow.errors import StorageError
 
+_WRITE_BYTES = 2**19
+"""Bytes of one write call: for much larger ones Linux caches a file in huge pages, which take longer to find than to fill."""
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -94,6 +97,23 @@ class Folder:
             length = os.fstat(file.fileno()).st_size - start if length is None else length
             return os.pread(file.fileno(), max(length, 0), start)
 
+    def read_into(self, name: str, start: int, target: npt.NDArray[Any]) -> None:
+        """Fill a contiguous array from a file, without a copy in between where the file is local.
+
+        Raises
+        ------
+        FileNotFoundError
+        """
+        view = _flat(target)
+        if not self.is_local:
+            view[:] = self.read(name, start, len(view))
+            return
+        with open(self.path(name), "rb", buffering=0) as file:
+            while view:
+                count = os.preadv(file.fileno(), [view], start)
+                assert count, (name, start, "the file ends early")
+                view, start = view[count:], start + count
+
     def write(self, name: str, parts: Iterable[bytes | memoryview | npt.NDArray[Any]]) -> int:
         """Write a file into this existing folder so that it appears whole or not at all; returns its bytes.
 
@@ -119,7 +139,7 @@ class Folder:
                 for part in parts:
                     view = _flat(part)
                     while view:
-                        count = file.write(view)
+                        count = file.write(view[:_WRITE_BYTES])
                         written, view = written + count, view[count:]
             os.replace(target, path)
         except OSError as error:

@@ -1,73 +1,26 @@
-"""Third pass: count the keys of each bucket, then collect each shard in order and write it whole."""
+"""Fourth pass: collect the rows of each shard, put them in order, and write it whole."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from panelflow.errors import CorruptDatasetError
+from panelflow.allocator import reused_array
+from panelflow.count import sort_keys
+from panelflow.errors import CorruptDatasetError, DuplicateKeysError
 from panelflow.files import Folder
 from panelflow.hashing import key_checksum
-from panelflow.plan import Plan, Shard
-from panelflow.scratch import Reader
-from panelflow.shards import ArrayGrid, ShardReader, digest_rows, encode_shard
+from panelflow.plan import Layout, Plan, Shard
+from panelflow.scratch import Block, Keys, Reader, as_records
+from panelflow.shards import ArrayGrid, RowDigest, ShardReader, digest_rows, encode_shard
 from panelflow.statistics import Moments
 
-SHOWN_DUPLICATES = 10
-
-
-@dataclass(frozen=True)
-class BucketCount:
-    """Final rows of a bucket and the duplicates in it.
-
-    Attributes
-    ----------
-    shown
-        Up to ten duplicate keys: date in nanoseconds, entity, number of rows.
-    dates
-        Date index -> final rows, for splits in date order only.
-    """
-
-    bucket: int
-    rows: int
-    duplicates: int
-    checksum: int
-    shown: list[tuple[int, Any, int]]
-    dates: dict[int, int]
-
-
-def count_bucket(bucket: int, plan: Plan, reader: Reader) -> BucketCount:
-    """Sort the keys of a bucket, find equal neighbours, and count what stays."""
-    split = int(plan.buckets.split[bucket])
-    keys = np.concatenate(reader.keys(bucket, bucket + 1))
-    codes, dates = keys[:, 0], keys[:, 1]
-    hashes = plan.hashes(codes, dates)
-    order = plan.sorted_order(split, codes, dates, hashes)
-    repeated = _repeats(codes[order], dates[order])
-    kept = order[~repeated]
-    starts = np.flatnonzero(repeated & ~np.concatenate((repeated[1:], [False]))) if len(order) else np.empty(0, np.int64)
-    shown = []
-    for last in starts[:SHOWN_DUPLICATES]:
-        row = order[last]
-        size = int(np.sum((codes == codes[row]) & (dates == dates[row])))
-        shown.append((int(plan.dates[dates[row]]), plan.names[codes[row]], size))
-    by_date: dict[int, int] = {}
-    if plan.orders[split] == "date":
-        values, counts = np.unique(dates[kept], return_counts=True)
-        by_date = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    return BucketCount(bucket, len(kept), int(repeated.sum()), key_checksum(hashes[order[repeated]]), shown, by_date)
-
-
-def _repeats(codes: npt.NDArray[np.int32], dates: npt.NDArray[np.int32]) -> npt.NDArray[np.bool_]:
-    """Rows, in order, whose key is that of the row before."""
-    repeated = np.zeros(len(codes), dtype=bool)
-    repeated[1:] = (codes[1:] == codes[:-1]) & (dates[1:] == dates[:-1])
-    return repeated
+_ROWS_PER_BLOCK = 16384
 
 
 @dataclass(frozen=True)
@@ -82,6 +35,8 @@ class ShardSummary:
         SHA-256 of the decoded values and bytes on disk, for each array.
     moments
         Statistics of its features, for training splits.
+    dates
+        (Date index, rows) of each of its dates, for splits in date order.
     """
 
     split: int
@@ -92,82 +47,126 @@ class ShardSummary:
     digests: dict[str, str]
     sizes: dict[str, int]
     moments: dict[str, list[Any]] | None
+    dates: list[list[int]]
     reused: bool = False
 
 
 def gather_shard(
     shard: Shard, plan: Plan, reader: Reader, grids: Sequence[ArrayGrid], dataset: Folder, scratch: Folder, run: str
 ) -> ShardSummary:
-    """Collect the rows of a shard in order and write its file of each array; a finished shard of the same run is kept."""
+    """Collect the rows of a shard in order and write its file of each array; a finished shard of the same run is kept.
+
+    Raises
+    ------
+    DuplicateKeysError
+        Two rows have one key and the rules forbid it.
+    """
     summary = _read_done(shard, grids, dataset, scratch, run)
     if summary is not None:
         return summary
     segments = reader.keys(shard.first_bucket, shard.stop_bucket)
     keys = np.concatenate(segments)
-    codes, dates = keys[:, 0], keys[:, 1]
-    hashes = plan.hashes(codes, dates)
-    chosen = _choose_rows(shard, plan, codes, dates, hashes)
+    hashes = plan.hashes(keys[:, 0], keys[:, 1])
+    chosen = _choose_rows(shard, plan, keys, hashes)
     assert len(chosen) == shard.num_rows, (shard, len(chosen))
-    arrays = _place_rows(shard, plan, reader, [len(segment) for segment in segments], chosen)
-    arrays |= {"entity": codes[chosen], "date": plan.dates[dates[chosen]]}
-    sizes = {}
-    for grid in grids:
-        name = grid.path.rsplit("/", 1)[-1]
-        sizes[name] = dataset.write(grid.key(shard.index), encode_shard(grid, arrays[name]))
-    positions = dates[chosen] if plan.orders[shard.split] == "date" else hashes[chosen]
-    moments = Moments.of(arrays["features"]).as_lists() if plan.training[shard.split] else None
+    codes, dates = keys[:, 0][chosen], keys[:, 1][chosen]
+    hashes = hashes[chosen]
+    block, index = _collect_rows(shard, plan, reader, [len(segment) for segment in segments], chosen)
+    writer = _Writer(grids, shard.index, dataset)
+    writer.write("entity", [codes])
+    writer.write("date", [plan.dates[dates]])
+    for name, blocks in _arrays_of(plan.layout, block, index):
+        writer.write(name, blocks, with_moments=name == "features" and bool(plan.training[shard.split]))
+    dated = plan.orders[shard.split] == "date"
+    positions = dates if dated else hashes
     summary = ShardSummary(
         split=shard.split,
         index=shard.index,
         rows=shard.num_rows,
-        checksum=key_checksum(hashes[chosen]),
+        checksum=key_checksum(hashes),
         keys=(f"{int(positions[0]):016x}", f"{int(positions[-1]):016x}"),
-        digests={name: digest_rows(array) for name, array in arrays.items()},
-        sizes=sizes,
-        moments=moments,
+        digests=writer.digests,
+        sizes=writer.sizes,
+        moments=writer.moments.as_lists() if writer.moments else None,
+        dates=np.stack(np.unique(dates, return_counts=True), axis=1).tolist() if dated else [],
     )
     scratch.write(_done_name(shard), [json.dumps({"run": run, "summary": asdict(summary)}).encode()])
     return summary
 
 
-def _choose_rows(
-    shard: Shard, plan: Plan, codes: npt.NDArray[np.int32], dates: npt.NDArray[np.int32], hashes: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.intp]:
+def _choose_rows(shard: Shard, plan: Plan, keys: Keys, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     """Rows of the shard among those of its buckets, in order; of equal keys the first or the last of the source stays."""
-    order = plan.sorted_order(shard.split, codes, dates, hashes)
-    repeated = _repeats(codes[order], dates[order])
+    order, repeated = sort_keys(plan, shard.split, keys[:, 0], keys[:, 1], hashes)
+    if plan.rules.duplicates == "error" and repeated.any():
+        raise DuplicateKeysError("rows repeat a key")  # the driver then counts them all, and says so in full
     if plan.rules.duplicates == "last":
         repeated = np.concatenate((repeated[1:], [False]))
     kept = order[~repeated]
     return kept[shard.skip : shard.skip + shard.num_rows]
 
 
-def _place_rows(
+def _collect_rows(
     shard: Shard, plan: Plan, reader: Reader, lengths: Sequence[int], chosen: npt.NDArray[np.intp]
-) -> dict[str, npt.NDArray[Any]]:
-    """Features, targets and weight of the shard, filled one segment at a time.
+) -> tuple[Block, npt.NDArray[np.int64]]:
+    """The rows of the shard in the order they come in, and the position among them of each row of the shard."""
+    wanted = np.zeros(sum(lengths), dtype=bool)
+    wanted[chosen] = True
+    layout, buckets = plan.layout, (shard.first_bucket, shard.stop_bucket)
+    block = reused_array("rows", (len(chosen), layout.width), layout.dtype)
+    start = filled = 0
+    for number, length in enumerate(lengths):
+        part = wanted[start : start + length]
+        count = int(part.sum())
+        if count == length:
+            reader.read_segment(number, *buckets, block[filled : filled + count])
+        elif count:
+            segment = reused_array("segment", (length, layout.width), layout.dtype)
+            reader.read_segment(number, *buckets, segment)
+            as_records(block)[filled : filled + count] = as_records(segment)[part]
+        start, filled = start + length, filled + count
+    return block, (np.cumsum(wanted) - 1)[chosen]
 
-    Rows move as opaque records, one copy of bytes for each array: half the time of moving them as rows of floats.
+
+def _arrays_of(layout: Layout, block: Block, index: npt.NDArray[np.int64]) -> Iterator[tuple[str, Iterator[npt.NDArray[Any]]]]:
+    """Features, targets and weight of the rows ``block[index]``, each array in blocks that stay in the processor's cache.
+
+    Rows move as opaque records, one copy of bytes for each.
     """
-    destination = np.full(sum(lengths), -1, dtype=np.int64)
-    destination[chosen] = np.arange(len(chosen))
-    layout, dtype = plan.layout, np.dtype(plan.layout.dtype)
     widths = {"features": layout.num_features, "targets": layout.num_targets, **({"weight": 1} if layout.weighted else {})}
-    record = np.dtype([(name, f"V{width * dtype.itemsize}") for name, width in widths.items()])
-    arrays = {name: np.empty(len(chosen), dtype=record[name]) for name in widths}
-    start = 0
-    for length, segment in zip(lengths, reader.blocks(shard.first_bucket, shard.stop_bucket), strict=True):
-        target = destination[start : start + length]
-        records, wanted = segment.reshape(-1).view(record), target >= 0
-        if not wanted.all():
-            target, records = target[wanted], records[wanted]
-        for name, array in arrays.items():
-            array[target] = records[name]
-        start += length
-    floats: dict[str, npt.NDArray[Any]] = {
-        name: array.view(dtype).reshape(len(chosen), widths[name]) for name, array in arrays.items()
-    }
-    return floats | ({"weight": floats["weight"][:, 0]} if layout.weighted else {})
+    records = block.reshape(-1).view([(name, f"V{width * block.dtype.itemsize}") for name, width in widths.items()])
+    step = layout.chunk_rows * max(1, _ROWS_PER_BLOCK // layout.chunk_rows)
+
+    def blocks(name: str, shape: tuple[int, ...]) -> Iterator[npt.NDArray[Any]]:
+        for start in range(0, len(index), step):
+            yield records[name][index[start : start + step]].view(block.dtype).reshape(shape)
+
+    for name, width in widths.items():
+        yield name, blocks(name, (-1,) if name == "weight" else (-1, width))
+
+
+class _Writer:
+    """Writes the arrays of a shard and notes size, digest and moments of what passes."""
+
+    def __init__(self, grids: Sequence[ArrayGrid], shard: int, dataset: Folder) -> None:
+        self._grids = {grid.path.rsplit("/", 1)[-1]: grid for grid in grids}
+        self._shard, self._dataset = shard, dataset
+        self.sizes: dict[str, int] = {}
+        self.digests: dict[str, str] = {}
+        self.moments: Moments | None = None
+
+    def write(self, name: str, blocks: Iterable[npt.NDArray[Any]], *, with_moments: bool = False) -> None:
+        grid, digest = self._grids[name], RowDigest()
+
+        def watched() -> Iterator[npt.NDArray[Any]]:
+            for block in blocks:
+                digest.update(block)
+                if with_moments:
+                    moments = Moments.of(block)
+                    self.moments = moments if self.moments is None else Moments.merge([self.moments, moments])
+                yield block
+
+        self.sizes[name] = self._dataset.write(grid.key(self._shard), encode_shard(grid, watched()))
+        self.digests[name] = digest.hexdigest()
 
 
 def _done_name(shard: Shard) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,7 @@ def hash_entities(names: Iterable[str | int]) -> Words:
     return np.fromiter((_hash_entity(name) for name in names), dtype=np.uint64)
 
 
+@lru_cache(maxsize=2**16)  # a worker meets the same names in every file
 def _hash_entity(name: str | int) -> int:
     tag = b"text:" if isinstance(name, str) else b"int:"
     digest = hashlib.blake2b(tag + str(name).encode("utf-8"), digest_size=8).digest()

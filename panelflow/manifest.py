@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from panelflow.count import BucketCount
 from panelflow.errors import ConservationError
 from panelflow.format import digest_names
-from panelflow.gather import BucketCount, ShardSummary
+from panelflow.gather import ShardSummary
 from panelflow.hashing import HASH_VERSION, add_checksums
 from panelflow.plan import Budget, Plan, Rules
 from panelflow.scan import Scan
@@ -80,7 +81,6 @@ def describe_content(
     plan: Plan,
     job: Job,
     total: UnitSummary,
-    counts: Sequence[BucketCount],
     shards: Sequence[ShardSummary],
     conservation: dict[str, Any],
 ) -> dict[str, Any]:
@@ -116,9 +116,7 @@ def describe_content(
             "dtype": layout.dtype,
         },
         "layout": {"chunk_rows": layout.chunk_rows, "shard_rows": layout.shard_rows},
-        "splits": {
-            name: _split_entry(index, name, plan, job, total, counts, shards) for index, name in enumerate(plan.assignment.names)
-        },
+        "splits": {name: _split_entry(index, name, plan, job, total, shards) for index, name in enumerate(plan.assignment.names)},
         "shards": {
             name: [
                 {"rows": s.rows, "keys": list(s.keys), "checksum": f"{s.checksum:016x}", "sha256": s.digests}
@@ -139,14 +137,13 @@ def _split_entry(
     plan: Plan,
     job: Job,
     total: UnitSummary,
-    counts: Sequence[BucketCount],
     shards: Sequence[ShardSummary],
 ) -> dict[str, Any]:
     dates = plan.dates[plan.assignment.labels == index]
     by_date: dict[int, int] = {}
-    for count in counts:
-        if plan.buckets.split[count.bucket] == index:
-            for date, rows in count.dates.items():
+    for shard in shards:
+        if shard.split == index:
+            for date, rows in shard.dates:
                 by_date[date] = by_date.get(date, 0) + rows
     ordered = sorted(by_date)
     dated = plan.orders[index] == "date"

@@ -6,11 +6,12 @@ Float columns travel as integers of the same width, so that every bit of a NaN a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from dask import delayed
 from distributed import Client, Future
@@ -21,7 +22,7 @@ from panelflow.files import Folder
 from panelflow.panel import Unit
 from panelflow.plan import Layout, Plan
 from panelflow.scatter import route_unit
-from panelflow.scratch import Block, Keys, UnitSummary
+from panelflow.scratch import Block, Keys, Routed, UnitSummary
 
 _KEYS = ["unit", "row", "code", "date"]
 
@@ -32,7 +33,8 @@ def exchange(
     """Shuffle all rows to one data frame per bucket, held by the workers."""
     import dask.dataframe as dd
 
-    empty = _frame(0, np.empty((0, 2), np.int32), np.empty((0, plan.layout.width), plan.layout.dtype), np.empty(0, np.int64))
+    columns = [np.empty(0, plan.layout.dtype)] * plan.layout.width
+    empty = _frame(0, Routed(columns, np.empty(0, np.int64), np.empty((0, 2), np.int32), np.empty(0, np.int64)))
     routed = [delayed(_route)(unit, plan_future, scratch, options) for unit in units]
     frame = dd.from_delayed(routed, meta=empty, verify_meta=False, prefix=f"panelflow-route-{run[:16]}")
     num_buckets = len(plan.buckets.split)
@@ -71,20 +73,19 @@ def _route(unit: Unit, plan: Plan, scratch: Folder, options: dict[str, Any]) -> 
     outcome = guarded(route_unit, unit, plan, options)
     if isinstance(outcome, Failure):
         raise outcome.error
-    keys, block, buckets, summary = outcome
+    routed, summary = outcome
     scratch.write(summary_name(unit.index), [json.dumps(asdict(summary)).encode()])
-    return _frame(unit.index, keys, block, buckets)
+    return _frame(unit.index, routed)
 
 
-def _frame(unit: int, keys: Keys, block: Block, buckets: Any) -> pd.DataFrame:
-    bits = np.ascontiguousarray(block).view(f"i{block.dtype.itemsize}")
+def _frame(unit: int, routed: Routed) -> pd.DataFrame:
     columns = {
-        "bucket": buckets,
-        "unit": np.full(len(keys), unit, dtype=np.int32),
-        "row": np.arange(len(keys), dtype=np.int32),
-        "code": keys[:, 0],
-        "date": keys[:, 1],
-        **{f"v{i}": bits[:, i] for i in range(bits.shape[1])},
+        "bucket": routed.buckets,
+        "unit": np.full(len(routed), unit, dtype=np.int32),
+        "row": np.arange(len(routed), dtype=np.int32),
+        "code": routed.keys[:, 0],
+        "date": routed.keys[:, 1],
+        **{f"v{i}": column[routed.rows].view(f"i{column.itemsize}") for i, column in enumerate(routed.columns)},
     }
     return pd.DataFrame(columns)
 
@@ -103,10 +104,13 @@ class FrameReader:
             segments.append(frame[frame["bucket"] == bucket])
         return segments
 
+    def rows(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        return np.array([len(frame) for frame in self._segments(first, stop)], dtype=np.int64)
+
     def keys(self, first: int, stop: int) -> list[Keys]:
         return [frame[["code", "date"]].to_numpy(np.int32) for frame in self._segments(first, stop)]
 
-    def blocks(self, first: int, stop: int) -> Iterator[Block]:
+    def read_segment(self, number: int, first: int, stop: int, out: Block) -> None:
         columns = [f"v{i}" for i in range(self._layout.width)]
-        for frame in self._segments(first, stop):
-            yield np.ascontiguousarray(frame[columns].to_numpy()).view(self._layout.dtype)
+        values = np.ascontiguousarray(self._segments(first, stop)[number][columns].to_numpy())
+        out[:] = values.view(self._layout.dtype)

@@ -97,7 +97,9 @@ def read_piece(piece: Piece, keys: Sequence[str], floats: Sequence[str], options
         if piece.file.format == "parquet":
             groups = list(range(piece.start, piece.stop))
             with open_native(piece.file.path, options) as source:
-                table = open_parquet(source).read_row_groups(groups, columns=held, use_threads=False)
+                table = open_parquet(source, [name for name in keys if name in held]).read_row_groups(
+                    groups, columns=held, use_threads=False
+                )
         else:
             table = _read_csv(piece, held, keys, options)
     except (pa.ArrowInvalid, *DAMAGED) as error:

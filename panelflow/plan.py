@@ -202,18 +202,6 @@ class Plan:
         """Hash of (seed, entity, date) of each row, uint64 [rows]."""
         return fold(self.seed, self.entity_hashes[codes], self.dates[date_index])
 
-    def sorted_order(
-        self, split: int, codes: npt.NDArray[np.int32], date_index: npt.NDArray[np.int32], hashes: Words
-    ) -> npt.NDArray[np.intp]:
-        """Order of rows by (position key, hash, date, entity), stable, so that equal keys keep the order of the source."""
-        by_date = self.orders[split] == "date"
-        order = np.lexsort((hashes, date_index)) if by_date else np.argsort(hashes, kind="stable")
-        ties = (np.diff(hashes[order].view(np.int64)) == 0) & (np.diff(date_index[order]) | np.diff(codes[order]) != 0)
-        if not ties.any():
-            return order
-        keys = (codes, date_index, hashes, date_index) if by_date else (codes, date_index, hashes)
-        return np.lexsort(keys)
-
 
 @dataclass(frozen=True)
 class Shard:

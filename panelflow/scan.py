@@ -51,10 +51,12 @@ def _scan_piece(piece: Piece, columns: Columns, seed: int, options: dict[str, An
     dates = to_dates(columns.date, table[columns.date], locate)
     if table.num_rows == 0:
         return Scan(0, dates.values, dates.values, [], {}, {}, 0)
-    distinct, counts = np.unique(dates.values, return_counts=True)
+    counts = np.bincount(dates.codes, minlength=len(dates.distinct))
     hashes = fold(seed, hash_entities(entities.names)[entities.codes], dates.values)
     path = piece.file.shown
-    return Scan(table.num_rows, distinct, counts, entities.names, {entities.kind: path}, {dates.zone: path}, key_checksum(hashes))
+    return Scan(
+        table.num_rows, dates.distinct, counts, entities.names, {entities.kind: path}, {dates.zone: path}, key_checksum(hashes)
+    )
 
 
 def merge_scans(scans: Sequence[Scan]) -> Scan:

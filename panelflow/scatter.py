@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from panelflow.columns import Locate, fill_block, to_dates, to_entities
+from panelflow.columns import Locate, to_dates, to_entities, to_floats
 from panelflow.errors import PanelError
 from panelflow.files import Folder
 from panelflow.hashing import add_checksums, key_checksum
 from panelflow.panel import Piece, Unit, locator, read_piece
 from panelflow.plan import Plan
-from panelflow.scratch import Block, Keys, UnitSummary, read_summary, write_unit
+from panelflow.scratch import Routed, UnitSummary, read_summary, write_unit
 from panelflow.splits import OUTSIDE, PURGED
-
-
-@dataclass(eq=False)
-class Routed:
-    """Rows of a unit that will be written, and the account of the others."""
-
-    keys: list[Keys] = field(default_factory=list)
-    blocks: list[Block] = field(default_factory=list)
-    buckets: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    summaries: list[UnitSummary] = field(default_factory=list)
 
 
 def scatter_unit(unit: Unit, plan: Plan, scratch: Folder, run: str, options: dict[str, Any]) -> UnitSummary:
@@ -36,55 +25,60 @@ def scatter_unit(unit: Unit, plan: Plan, scratch: Folder, run: str, options: dic
     summary = read_summary(scratch, run, unit.index, num_buckets, plan.layout)
     if summary is not None:
         return summary
-    keys, block, buckets, summary = route_unit(unit, plan, options)
-    write_unit(scratch, run, unit.index, buckets=buckets, num_buckets=num_buckets, keys=keys, block=block, summary=summary)
+    routed, summary = route_unit(unit, plan, options)
+    write_unit(scratch, run, unit.index, routed, num_buckets=num_buckets, layout=plan.layout, summary=summary)
     return summary
 
 
-def route_unit(unit: Unit, plan: Plan, options: dict[str, Any]) -> tuple[Keys, Block, npt.NDArray[np.int64], UnitSummary]:
-    """Keys, row block and bucket of each row of a unit that will be written, in source order, and its summary.
+def route_unit(unit: Unit, plan: Plan, options: dict[str, Any]) -> tuple[Routed, UnitSummary]:
+    """Rows of a unit that will be written, with the bucket of each, and the account of the others.
 
     Raises
     ------
     PanelError
         A value that cannot be written: infinite, too large for the dtype, a bad weight.
     """
-    routed = Routed()
-    for piece in unit.pieces:
-        _route_piece(piece, plan, options, routed)
-    block = routed.blocks[0] if len(routed.blocks) == 1 else np.concatenate(routed.blocks)
-    return (
-        np.concatenate(routed.keys),
-        block,
-        np.concatenate(routed.buckets),
-        add_summaries(routed.summaries, block.nbytes),
+    routed, summaries = zip(*(_route_piece(piece, plan, options) for piece in unit.pieces), strict=True)
+    joined = _join(routed)
+    return joined, add_summaries(summaries, len(joined) * plan.layout.row_bytes)
+
+
+def _join(parts: Sequence[Routed]) -> Routed:
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(part.columns[0]) for part in parts)])
+    return Routed(
+        [np.concatenate(column) for column in zip(*(part.columns for part in parts), strict=True)],
+        np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)]),
+        np.concatenate([part.keys for part in parts]),
+        np.concatenate([part.buckets for part in parts]),
     )
 
 
-def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any], routed: Routed) -> None:
+def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any]) -> tuple[Routed, UnitSummary]:
     columns, locate = plan.columns, locator(piece, options)
     table = read_piece(piece, columns.keys, columns.floats, options)
     entities = to_entities(columns.entity, table[columns.entity], locate)
     dates = to_dates(columns.date, table[columns.date], locate)
     codes = plan.vocabulary.get_indexer(entities.names).astype(np.int32)[entities.codes]
-    date_index = np.searchsorted(plan.dates, dates.values).astype(np.int32)
-    if (codes < 0).any() or (plan.dates[np.minimum(date_index, len(plan.dates) - 1)] != dates.values).any():
+    positions = np.searchsorted(plan.dates, dates.distinct).astype(np.int32)
+    date_index = positions[dates.codes]
+    if (codes < 0).any() or (plan.dates[np.minimum(positions, len(plan.dates) - 1)] != dates.distinct).any():
         raise PanelError(f"{piece.file.shown} changed while it was being prepared; run again once it is still.")
-    block = np.empty((table.num_rows, plan.layout.width), dtype=plan.layout.dtype)
-    infinite = fill_block([table[name] for name in columns.floats], block)
+    values = [to_floats(table[name], plan.layout.dtype) for name in columns.floats]
     hashes = plan.hashes(codes, date_index)
     split = plan.assignment.labels[date_index]
     declared = plan.assignment.declared[date_index]
-    missing = _missing_targets(plan, block, split)
+    missing = _missing_targets(plan, values, split)
     if plan.rules.missing_target == "error" and missing.any():
         row = int(missing.argmax())
-        name = next(name for name in columns.targets if np.isnan(block[row, columns.floats.index(name)]))
+        name = next(name for name in columns.targets if np.isnan(values[columns.floats.index(name)][row]))
         raise PanelError(
             f"{locate(row)}: target {name!r} is missing; so are targets in {int(missing.sum()):,} rows of the file that belong "
             f"to a split. Fill them, or pass missing_target='drop' or 'keep'."
         )
     written = (split >= 0) & ~missing
-    made_missing = _check_values(plan, table, block, infinite, written, locate)
+    made_missing = _check_values(plan, table, values, written, locate)
     reasons = {
         "outside_splits": split == OUTSIDE,
         "purged": split == PURGED,
@@ -92,49 +86,39 @@ def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any], routed: Rout
         "written": written,
     }
     count = len(plan.assignment.names)
-    routed.summaries.append(
-        UnitSummary(
-            rows=table.num_rows,
-            outside=int(reasons["outside_splits"].sum()),
-            purged=np.bincount(declared[split == PURGED], minlength=count).tolist(),
-            missing_target=np.bincount(split[missing], minlength=count).tolist(),
-            written=np.bincount(split[written], minlength=count).tolist(),
-            checksums={reason: key_checksum(hashes[rows]) for reason, rows in reasons.items()},
-            made_missing=made_missing,
-        )
+    summary = UnitSummary(
+        rows=table.num_rows,
+        outside=int(reasons["outside_splits"].sum()),
+        purged=np.bincount(declared[split == PURGED], minlength=count).tolist(),
+        missing_target=np.bincount(split[missing], minlength=count).tolist(),
+        written=np.bincount(split[written], minlength=count).tolist(),
+        checksums={reason: key_checksum(hashes[rows]) for reason, rows in reasons.items()},
+        made_missing=made_missing,
     )
-    routed.keys.append(np.stack([codes[written], date_index[written]], axis=1))
-    routed.blocks.append(block if written.all() else block[written])
-    routed.buckets.append(plan.buckets.of(date_index[written], hashes[written]))
+    keys = np.stack([codes[written], date_index[written]], axis=1)
+    return Routed(values, np.flatnonzero(written), keys, plan.buckets.of(date_index[written], hashes[written])), summary
 
 
-def _missing_targets(plan: Plan, block: Block, split: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
+def _missing_targets(plan: Plan, values: Sequence[npt.NDArray[Any]], split: npt.NDArray[np.int16]) -> npt.NDArray[np.bool_]:
     """Rows of a split that are to be dropped, or refused, for want of a target."""
     first = plan.layout.num_features
-    missing: npt.NDArray[np.bool_] = np.isnan(block[:, first : first + plan.layout.num_targets]).any(axis=1) & (split >= 0)
+    targets = values[first : first + plan.layout.num_targets]
+    missing: npt.NDArray[np.bool_] = np.logical_or.reduce([np.isnan(target) for target in targets]) & (split >= 0)
     if plan.rules.missing_target == "keep":
         missing &= plan.training[split]
     return missing
 
 
 def _check_values(
-    plan: Plan,
-    table: pa.Table,
-    block: Block,
-    infinite: npt.NDArray[np.bool_],
-    written: npt.NDArray[np.bool_],
-    locate: Locate,
+    plan: Plan, table: pa.Table, values: list[npt.NDArray[Any]], written: npt.NDArray[np.bool_], locate: Locate
 ) -> dict[str, int]:
     """Refuse what no training run could bear; returns infinite features turned to NaN, by name."""
     made_missing: dict[str, int] = {}
-    for position in np.flatnonzero(infinite):
-        rows = np.isinf(block[:, position]) & written
-        if not rows.any():
+    for position, (name, column) in enumerate(zip(plan.columns.floats, values, strict=True)):
+        rows = np.isinf(column)
+        if not rows.any() or not (rows := rows & written).any():
             continue
-        name = plan.columns.floats[position]
-        source = np.empty((table.num_rows, 1))
-        fill_block([table[name]], source)
-        overflow = rows & np.isfinite(source[:, 0])
+        overflow = rows & np.isfinite(to_floats(table[name], "float64"))
         row = int((overflow if overflow.any() else rows).argmax())
         value = table[name][row].as_py()
         if overflow.any():
@@ -142,15 +126,15 @@ def _check_values(
                 f"{locate(row)}: column {name!r} exceeds the range of {plan.layout.dtype}; scale it or pass a wider "
                 f"dtype: {value}"
             )
-        if position < plan.layout.num_features and plan.rules.infinite == "missing":
-            block[rows, position] = np.nan
+        is_feature = position < plan.layout.num_features
+        if is_feature and plan.rules.infinite == "missing":
+            values[position] = np.where(rows, np.array(np.nan, column.dtype), column)
             made_missing[name] = int(rows.sum())
             continue
-        remedy = "correct it, or pass infinite='missing'" if position < plan.layout.num_features else "correct or drop the row"
+        remedy = "correct it, or pass infinite='missing'" if is_feature else "correct or drop the row"
         raise PanelError(f"{locate(row)}: column {name!r} is infinite in {int(rows.sum()):,} rows of the file; {remedy}: {value}")
     if plan.layout.weighted:
-        weight = block[:, -1]
-        bad = ~(weight >= 0) & written
+        bad = ~(values[-1] >= 0) & written
         if bad.any():
             row = int(bad.argmax())
             value = table[plan.columns.floats[-1]][row].as_py()

@@ -14,19 +14,19 @@ All numbers are little-endian. The summary stands in the file so that a run that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from panelflow.allocator import reused_array
 from panelflow.files import Folder
 from panelflow.plan import Layout
 
 _MAGIC = b"pfunit01"
 _HEAD = 40
-_ROWS_PER_WRITE = 8192
+_TILE_ROWS = 4096
 
 Keys = npt.NDArray[np.int32]
 """int32 [rows, 2]: entity code and date index."""
@@ -58,45 +58,89 @@ class UnitSummary:
 
 
 class Reader(Protocol):
-    """Rows of buckets ``[first, stop)`` as segments; ``keys`` and ``blocks`` list the same segments in the same order."""
+    """Rows of buckets ``[first, stop)``, in segments that stand in source order.
+
+    ``rows`` counts them, int64 [stop - first], without reading any; ``keys`` lists the keys of each segment, and
+    ``read_segment`` fills ``out`` with the rows of one.
+    """
+
+    def rows(self, first: int, stop: int) -> npt.NDArray[np.int64]: ...
 
     def keys(self, first: int, stop: int) -> list[Keys]: ...
 
-    def blocks(self, first: int, stop: int) -> Iterator[Block]: ...
+    def read_segment(self, number: int, first: int, stop: int, out: Block) -> None: ...
 
 
 def unit_name(unit: int) -> str:
     return f"units/{unit:08d}.rows"
 
 
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """Rows of a unit that will be written, in source order.
+
+    Attributes
+    ----------
+    columns
+        Features, targets and weight of all rows of the unit, each [rows].
+    rows
+        int64 [written]: which of them are written.
+    keys
+        int32 [written, 2]: entity code and date index.
+    buckets
+        int64 [written].
+    """
+
+    columns: list[npt.NDArray[Any]]
+    rows: npt.NDArray[np.int64]
+    keys: Keys
+    buckets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 def write_unit(
-    folder: Folder,
-    run: str,
-    unit: int,
-    *,
-    buckets: npt.NDArray[np.int64],
-    num_buckets: int,
-    keys: Keys,
-    block: Block,
-    summary: UnitSummary,
+    folder: Folder, run: str, unit: int, routed: Routed, *, num_buckets: int, layout: Layout, summary: UnitSummary
 ) -> None:
     """Group the rows of a unit by bucket, stable, and write its file whole."""
     kind = np.uint16 if num_buckets < 2**16 else np.int64  # numpy sorts 16-bit integers by radix
-    order = np.argsort(buckets.astype(kind), kind="stable")
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(buckets, minlength=num_buckets)))).astype("<i8")
+    order = np.argsort(routed.buckets.astype(kind), kind="stable")
+    offsets = np.concatenate(([0], np.cumsum(np.bincount(routed.buckets, minlength=num_buckets)))).astype("<i8")
     text = json.dumps(asdict(summary)).encode()
+    rows = _group_rows(routed, order, layout)
+    tail = text + len(text).to_bytes(8, "little")
+    folder.write(unit_name(unit), [_MAGIC + bytes.fromhex(run), offsets, routed.keys[order], rows, tail])
 
-    def parts() -> Iterator[bytes | npt.NDArray[Any]]:
-        yield _MAGIC + bytes.fromhex(run)
-        yield offsets
-        yield keys[order]
-        part = np.empty((_ROWS_PER_WRITE, *block.shape[1:]), dtype=block.dtype)  # used again: fresh pages cost more than copying
-        for start in range(0, len(order), _ROWS_PER_WRITE):
-            rows = order[start : start + _ROWS_PER_WRITE]
-            yield np.take(block, rows, axis=0, out=part[: len(rows)], mode="clip")
-        yield text + len(text).to_bytes(8, "little")
 
-    folder.write(unit_name(unit), parts())
+def _group_rows(routed: Routed, order: npt.NDArray[np.intp], layout: Layout) -> Block:
+    """The block of a unit, row-major, in the order of its file.
+
+    Columns are laid side by side in tiles that stay in the processor's cache, and rows move on from there as opaque records:
+    column by column, every line of the block would travel once for each column.
+    """
+    block = reused_array("rows", (len(routed), layout.width), layout.dtype)
+    if not len(routed):
+        return block
+    destination = np.full(len(routed.columns[0]), -1, dtype=np.int64)
+    destination[routed.rows[order]] = np.arange(len(routed))
+    records = as_records(block)
+    for start in range(0, len(destination), _TILE_ROWS):
+        target = destination[start : start + _TILE_ROWS]
+        tile = np.empty((len(target), layout.width), dtype=layout.dtype)
+        for position, column in enumerate(routed.columns):
+            tile[:, position] = column[start : start + _TILE_ROWS]
+        wanted = target >= 0
+        if wanted.all():
+            records[target] = as_records(tile)
+        else:
+            records[target[wanted]] = as_records(tile)[wanted]
+    return block
+
+
+def as_records(block: Block) -> npt.NDArray[Any]:
+    """Rows of a contiguous block as opaque records [rows], which move by one copy of bytes each."""
+    return block.reshape(-1).view(f"V{block.shape[1] * block.dtype.itemsize}")
 
 
 def read_summary(folder: Folder, run: str, unit: int, num_buckets: int, layout: Layout) -> UnitSummary | None:
@@ -115,36 +159,43 @@ def read_summary(folder: Folder, run: str, unit: int, num_buckets: int, layout: 
 
 
 class ScratchReader:
-    """Reads buckets from the files of all units, in the order of the units."""
+    """Reads buckets from the files of all units; a segment is what one unit has of them."""
 
     def __init__(self, folder: Folder, num_units: int, num_buckets: int, layout: Layout) -> None:
         self._folder, self._num_units, self._num_buckets, self._layout = folder, num_units, num_buckets, layout
+        self._ranges: dict[tuple[int, int, int], tuple[int, int, int]] = {}
+
+    def rows(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+        counts = np.zeros(stop - first, dtype=np.int64)
+        for unit in range(self._num_units):
+            counts += np.diff(self._bounds(unit, first, stop))
+        return counts
 
     def keys(self, first: int, stop: int) -> list[Keys]:
-        return [self._keys(unit, *self._range(unit, first, stop)) for unit in range(self._num_units)]
+        return [self._keys(unit, first, stop) for unit in range(self._num_units)]
 
-    def blocks(self, first: int, stop: int) -> Iterator[Block]:
-        for unit in range(self._num_units):
-            yield self._block(unit, *self._range(unit, first, stop))
+    def read_segment(self, number: int, first: int, stop: int, out: Block) -> None:
+        start, end, rows = self._range(number, first, stop)
+        assert out.shape == (end - start, self._layout.width), (number, first, stop, out.shape)
+        row_bytes = self._layout.width * out.dtype.itemsize
+        self._folder.read_into(unit_name(number), self._keys_at + 8 * rows + row_bytes * start, out)
+
+    def _keys(self, unit: int, first: int, stop: int) -> Keys:
+        start, end, _ = self._range(unit, first, stop)
+        keys = np.empty((end - start, 2), dtype="<i4")
+        self._folder.read_into(unit_name(unit), self._keys_at + 8 * start, keys)
+        return keys
 
     def _range(self, unit: int, first: int, stop: int) -> tuple[int, int, int]:
-        """First and last row of the buckets in a unit, and its number of rows."""
-        name = unit_name(unit)
-        bounds = np.frombuffer(self._folder.read(name, _HEAD + 8 * first, 8 * (stop - first + 1)), dtype="<i8")
-        rows = int.from_bytes(self._folder.read(name, _HEAD + 8 * self._num_buckets, 8), "little")
-        return int(bounds[0]), int(bounds[-1]), rows
+        """First and last row of the buckets in a unit, and the number of all its rows."""
+        if (unit, first, stop) not in self._ranges:
+            bounds = self._bounds(unit, first, stop)
+            rows = int.from_bytes(self._folder.read(unit_name(unit), _HEAD + 8 * self._num_buckets, 8), "little")
+            self._ranges[unit, first, stop] = int(bounds[0]), int(bounds[-1]), rows
+        return self._ranges[unit, first, stop]
 
-    def _keys(self, unit: int, start: int, stop: int, _rows: int) -> Keys:
-        data = self._folder.read(unit_name(unit), self._keys_at + 8 * start, 8 * (stop - start))
-        return np.frombuffer(data, dtype="<i4").reshape(-1, 2)
-
-    def _block(self, unit: int, start: int, stop: int, rows: int) -> Block:
-        dtype = np.dtype(self._layout.dtype).newbyteorder("<")
-        row_bytes = self._layout.width * dtype.itemsize
-        at = self._keys_at + 8 * rows + row_bytes * start
-        return np.frombuffer(self._folder.read(unit_name(unit), at, row_bytes * (stop - start)), dtype=dtype).reshape(
-            -1, self._layout.width
-        )
+    def _bounds(self, unit: int, first: int, stop: int) -> npt.NDArray[np.int64]:
+        return np.frombuffer(self._folder.read(unit_name(unit), _HEAD + 8 * first, 8 * (stop - first + 1)), dtype="<i8")
 
     @property
     def _keys_at(self) -> int:

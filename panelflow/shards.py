@@ -10,7 +10,7 @@ does not survive a fork.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -81,14 +81,18 @@ class ArrayGrid:
         return chunks * (self.chunk_rows * self.row_bytes + 4) + 16 * self.chunks_per_shard + 4
 
 
-def encode_shard(grid: ArrayGrid, rows: npt.NDArray[Any]) -> Iterator[bytes | memoryview]:
-    """Bytes of a shard file, one inner chunk at a time; ``rows`` are all rows of the shard, at most ``shard_rows``."""
-    assert 0 < len(rows) <= grid.shard_rows, (grid, rows.shape)
-    assert rows.dtype == np.dtype(grid.dtype), (grid, rows.dtype)
+def encode_shard(grid: ArrayGrid, blocks: Iterable[npt.NDArray[Any]]) -> Iterator[bytes | memoryview]:
+    """Bytes of a shard file, one inner chunk at a time.
+
+    Parameters
+    ----------
+    blocks
+        The rows of the shard, at most ``shard_rows``, in pieces; all but the last are whole chunks.
+    """
     index = np.full((grid.chunks_per_shard, 2), _ABSENT, dtype="<u8")
-    offset = 0
-    for number, start in enumerate(range(0, len(rows), grid.chunk_rows)):
-        chunk = np.ascontiguousarray(rows[start : start + grid.chunk_rows])
+    offset = number = 0
+    for chunk in _chunks_of(grid, blocks):
+        assert number < grid.chunks_per_shard, (grid, number)
         if len(chunk) < grid.chunk_rows:
             padding = np.full((grid.chunk_rows - len(chunk), *chunk.shape[1:]), grid.fill_value, dtype=chunk.dtype)
             chunk = np.concatenate([chunk, padding])
@@ -98,16 +102,40 @@ def encode_shard(grid: ArrayGrid, rows: npt.NDArray[Any]) -> Iterator[bytes | me
         yield _crc32c(encoded)
         index[number] = offset, len(encoded) + 4
         offset += len(encoded) + 4
+        number += 1
+    assert number, grid
     yield index.tobytes()
     yield _crc32c(index.tobytes())
 
 
+def _chunks_of(grid: ArrayGrid, blocks: Iterable[npt.NDArray[Any]]) -> Iterator[npt.NDArray[Any]]:
+    whole = True
+    for block in blocks:
+        assert whole, (grid, "a block after one that ends within a chunk")
+        assert block.dtype == np.dtype(grid.dtype), (grid, block.dtype)
+        whole = len(block) % grid.chunk_rows == 0
+        for start in range(0, len(block), grid.chunk_rows):
+            yield np.ascontiguousarray(block[start : start + grid.chunk_rows])
+
+
+class RowDigest:
+    """SHA-256 of decoded little-endian values, row-major, block by block."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def update(self, rows: npt.NDArray[Any]) -> None:
+        values = np.ascontiguousarray(rows, dtype=rows.dtype.newbyteorder("<"))
+        self._digest.update(values.reshape(-1).view(np.uint8).data)
+
+    def hexdigest(self) -> str:
+        return self._digest.hexdigest()
+
+
 def digest_rows(rows: npt.NDArray[Any]) -> str:
-    """SHA-256 of the decoded little-endian values, row-major."""
-    digest = hashlib.sha256()
-    for start in range(0, len(rows), 65536):
-        part = np.ascontiguousarray(rows[start : start + 65536], dtype=rows.dtype.newbyteorder("<"))
-        digest.update(part.reshape(-1).view(np.uint8).data)
+    """Digest of an array that is there as a whole; see :class:`RowDigest`."""
+    digest = RowDigest()
+    digest.update(rows)
     return digest.hexdigest()
 
 

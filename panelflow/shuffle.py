@@ -17,9 +17,10 @@ from distributed import Client, Future
 from panelflow import gather, p2p, scatter
 from panelflow.allocator import keep_pages, release_pages
 from panelflow.cluster import Failure, Workers, as_they_finish, collect, guarded, run_everywhere, run_tasks
+from panelflow.count import SHOWN_DUPLICATES, BucketCount, count_distinct, count_written
 from panelflow.errors import DuplicateKeysError, PanelError
 from panelflow.format import make_grids, write_manifest, write_metadata
-from panelflow.gather import BucketCount, ShardSummary
+from panelflow.gather import ShardSummary
 from panelflow.manifest import Job, describe_content, describe_provenance, describe_storage, prove_conservation
 from panelflow.panel import Unit, make_units
 from panelflow.plan import Layout, Plan, Shard, check_budget, make_buckets, make_budget, make_shards, unit_bytes_for
@@ -32,6 +33,7 @@ from panelflow.splits import assign, check_not_empty
 from panelflow.staging import Staging
 
 _MERGED_AT_ONCE = 32
+_COUNTED_AT_ONCE = 64
 
 
 def shuffle(
@@ -76,7 +78,7 @@ def shuffle(
         client.cancel(tasks.held, force=True)
         run_everywhere(client, release_pages)
     conservation = prove_conservation(plan, scan, total, counts, written)
-    content = describe_content(plan, job, total, counts, written, conservation)
+    content = describe_content(plan, job, total, written, conservation)
     write_metadata(staging.dataset, grids, features=columns.features, targets=columns.targets, names=plan.names)
     write_manifest(
         staging.dataset, content, describe_storage(plan, written), describe_provenance(job, budget, summaries, written, started)
@@ -206,25 +208,37 @@ def _move(tasks: _Tasks, units: Sequence[Unit], plan: Plan, plan_future: Future,
 
 
 def _count(tasks: _Tasks, plan: Plan, plan_future: Future, reader_of: ReaderOf) -> list[BucketCount]:
-    buckets = range(len(plan.buckets.split))
-    arguments = [(bucket, plan_future, reader_of(bucket, bucket + 1)) for bucket in buckets]
-    total = plan.rows_expected
-    counts: list[BucketCount] = tasks.run("count", _count_bucket, arguments, lambda count: (count.rows, 0), total)
-    duplicates = sum(count.duplicates for count in counts)
-    if duplicates and plan.rules.duplicates == "error":
-        shown = [item for count in counts for item in count.shown]
-        lines = ", ".join(
-            f"({name!r}, {pd.Timestamp(date)}: {size} rows)" for date, name, size in shown[: gather.SHOWN_DUPLICATES]
-        )
-        raise DuplicateKeysError(
-            f"{duplicates:,} rows repeat the (entity, date) of another: {lines}{', ...' if len(shown) > 10 else ''}. Correct the "
-            f"source, or keep one of each by duplicates='first' or 'last' (in the order of the source)."
-        )
-    return counts
+    """Final rows of every bucket, in their order."""
+    num_buckets, total = len(plan.buckets.split), plan.rows_expected
+    if plan.rules.duplicates != "error":
+        return _count_distinct(tasks, plan, plan_future, reader_of)
+    step = 1 if tasks.job.exchange == "p2p" else _COUNTED_AT_ONCE  # frames would travel to be counted, files do not
+    ranges = [(first, min(first + step, num_buckets)) for first in range(0, num_buckets, step)]
+    arguments = [(*bounds, reader_of(*bounds)) for bounds in ranges]
+    measure = lambda counts: (sum(count.rows for count in counts), 0)  # noqa: E731
+    return [item for counts in tasks.run("count", _count_written, arguments, measure, total) for item in counts]
+
+
+def _count_distinct(tasks: _Tasks, plan: Plan, plan_future: Future, reader_of: ReaderOf) -> list[BucketCount]:
+    arguments = [(bucket, plan_future, reader_of(bucket, bucket + 1)) for bucket in range(len(plan.buckets.split))]
+    return tasks.run("count", _count_bucket, arguments, lambda count: (count.rows, 0), plan.rows_expected)
+
+
+def _explain_duplicates(counts: Sequence[BucketCount]) -> DuplicateKeysError:
+    duplicates, shown = sum(count.duplicates for count in counts), [item for count in counts for item in count.shown]
+    lines = ", ".join(f"({name!r}, {pd.Timestamp(date)}: {size} rows)" for date, name, size in shown[:SHOWN_DUPLICATES])
+    return DuplicateKeysError(
+        f"{duplicates:,} rows repeat the (entity, date) of another: {lines}{', ...' if len(shown) > SHOWN_DUPLICATES else ''}. "
+        f"Correct the source, or keep one of each by duplicates='first' or 'last' (in the order of the source)."
+    )
+
+
+def _count_written(first: int, stop: int, reader: Any) -> list[BucketCount]:
+    return count_written(first, stop, _open_reader(reader))
 
 
 def _count_bucket(bucket: int, plan: Plan, reader: Any) -> BucketCount:
-    return gather.count_bucket(bucket, plan, _open_reader(reader))
+    return count_distinct(bucket, plan, _open_reader(reader))
 
 
 def _gather_shard(shard: Shard, plan: Plan, reader: Any, *rest: Any) -> ShardSummary:
@@ -275,4 +289,8 @@ def _gather(
         for shard in shards
     ]
     total = sum(shard.num_rows for shard in shards)
-    return tasks.run("gather", _gather_shard, arguments, lambda summary: (summary.rows, sum(summary.sizes.values())), total)
+    measure = lambda summary: (summary.rows, sum(summary.sizes.values()))  # noqa: E731
+    try:
+        return tasks.run("gather", _gather_shard, arguments, measure, total)
+    except DuplicateKeysError:
+        raise _explain_duplicates(_count_distinct(tasks, plan, plan_future, reader_of)) from None

@@ -8,10 +8,10 @@ from pathlib import Path
 import panelflow
 
 PACKAGE = Path(panelflow.__file__).parent
-COMMON = ["errors", "hashing", "progress", "files"]
-PREPARE = ["splits", "columns", "source", "panel", "plan", "scan", "scratch", "scatter", "gather"]
+COMMON = ["errors", "hashing", "sorting", "progress", "allocator", "files"]
+PREPARE = ["splits", "columns", "source", "panel", "plan", "scan", "scratch", "scatter", "count", "gather"]
 STORE = ["shards", "statistics", "format", "store", "integrity"]
-DASK = ["allocator", "lease", "staging", "manifest", "cluster", "p2p", "frames", "shuffle", "preparation"]
+DASK = ["lease", "staging", "manifest", "cluster", "p2p", "frames", "shuffle", "preparation"]
 TORCH = [
     "order",
     "reading",
@@ -43,6 +43,7 @@ IN_ORDER = [
     "store",
     "integrity",
     "scatter",
+    "count",
     "gather",
     *DASK,
     *TORCH,

@@ -48,7 +48,7 @@ def test_zarr_reads_what_we_write_and_we_read_what_zarr_writes(
     array = make_zarr(tmp_path / "ours", grid)
     for shard in range(grid.num_shards):
         start, stop = grid.shard_range(shard)
-        size = Folder(str(tmp_path / "ours")).write(grid.key(shard), encode_shard(grid, values[start:stop]))
+        size = Folder(str(tmp_path / "ours")).write(grid.key(shard), encode_shard(grid, [values[start:stop]]))
         assert compression or size == grid.plain_size(shard)
     np.testing.assert_array_equal(array[:], values)
     make_zarr(tmp_path / "theirs", grid)[:] = values
@@ -64,10 +64,10 @@ def test_every_bit_survives(tmp_path: Path, compression: str | None) -> None:
     values = np.tile(bits, 16)[:96].view(np.float32).reshape(32, 3)
     grid = make_grid(32, "float32", (3,), compression)
     folder = Folder(str(tmp_path))
-    folder.write(grid.key(0), encode_shard(grid, values))
+    folder.write(grid.key(0), encode_shard(grid, [values]))
     np.testing.assert_array_equal(ShardReader(folder, grid).read_rows(0, 32).view(np.uint32), values.view(np.uint32))
     zeros = np.full((32, 3), -0.0, dtype=np.float32)
-    folder.write(grid.key(0), encode_shard(grid, zeros))
+    folder.write(grid.key(0), encode_shard(grid, [zeros]))
     assert np.signbit(ShardReader(folder, grid).read_rows(0, 32)).all()
 
 
@@ -76,7 +76,7 @@ def test_damage_is_loud_and_names_file_and_rows(tmp_path: Path, compression: str
     grid = make_grid(150, "float32", (3,), compression)
     values, folder = make_rows(150, "float32", (3,)), Folder(str(tmp_path))
     for shard in range(3):
-        folder.write(grid.key(shard), encode_shard(grid, values[slice(*grid.shard_range(shard))]))
+        folder.write(grid.key(shard), encode_shard(grid, [values[slice(*grid.shard_range(shard))]]))
     path = tmp_path / grid.key(1)
     whole = path.read_bytes()
 
@@ -114,4 +114,4 @@ def test_a_shard_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_misaligned_shard_is_refused() -> None:
     grid = make_grid(150, "float32", (3,), None)
     with pytest.raises(AssertionError):
-        list(encode_shard(grid, make_rows(65, "float32", (3,))))
+        list(encode_shard(grid, [make_rows(65, "float32", (3,))]))
