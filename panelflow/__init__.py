@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from panelflow.modeling import Standardized as Standardized
     from panelflow.preparation import prepare as prepare
     from panelflow.record import Result as Result
+    from panelflow.sizing import Estimate as Estimate
+    from panelflow.sizing import estimate as estimate
+    from panelflow.sizing import estimate_size as estimate_size
     from panelflow.splits import DateSplit as DateSplit
     from panelflow.store import Dataset as Dataset
     from panelflow.store import Split as Split
@@ -56,6 +59,7 @@ _HOME = {
     "DatasetNotFoundError": "errors",
     "DateSplit": "splits",
     "DuplicateKeysError": "errors",
+    "Estimate": "sizing",
     "Loader": "loader",
     "MLP": "modeling",
     "MemoryBudgetError": "errors",
@@ -70,6 +74,8 @@ _HOME = {
     "StorageError": "errors",
     "TargetMetrics": "metrics",
     "WorkerError": "errors",
+    "estimate": "sizing",
+    "estimate_size": "sizing",
     "evaluate": "evaluation",
     "fit": "trainer",
     "launch": "distributed",

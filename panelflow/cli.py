@@ -5,10 +5,9 @@ Exit codes: 0 done, 1 the data or the dataset is at fault, 2 the command line is
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Callable
+from inspect import signature as inspect_signature
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ import click
 
 import panelflow as pf
 from panelflow.demo import run_demo
-from panelflow.errors import CheckpointError, OptionError, PanelflowError, RankError
-from panelflow.tables import print_features, print_history, print_splits, split_bytes
+from panelflow.errors import OptionError, PanelflowError, RankError
+from panelflow.runs import load_model, make_model, train_rank
+from panelflow.tables import print_estimate, print_features, print_history, print_splits, split_bytes
 
 _RESULT = "result.json"
-_MODEL = "model.pt"
 
 
 class _Group(click.Group):
@@ -35,6 +34,11 @@ class _Group(click.Group):
             cause = error.__cause__ if isinstance(error, RankError) and isinstance(error.__cause__, PanelflowError) else error
             click.echo(f"panelflow: {cause}", err=True)
             sys.exit(2 if isinstance(cause, OptionError) else 1)
+        except KeyboardInterrupt:
+            if ctx.params.get("debug"):
+                raise
+            click.echo("panelflow: stopped; run the same command again to go on from the pieces that are finished.", err=True)
+            sys.exit(130)
         except OSError as error:
             if ctx.params.get("debug"):
                 raise
@@ -81,6 +85,7 @@ def parse_range(text: str) -> tuple[str | None, str | None]:
 @click.option("--duplicates", type=click.Choice(["error", "first", "last"]), default="error", show_default=True)
 @click.option("--missing-target", type=click.Choice(["drop", "error", "keep"]), default="drop", show_default=True)
 @click.option("--infinite", type=click.Choice(["error", "missing"]), default="error", show_default=True)
+@click.option("--empty-files", type=click.Choice(["skip", "error"]), default="skip", show_default=True, help="Files of no rows.")
 @click.option("--row-order", type=click.Choice(["auto", "hash", "date"]), default="auto", show_default=True)
 @click.option("--dtype", type=click.Choice(["float32", "float16", "float64"]), default="float32", show_default=True)
 @click.option("--chunk-rows", type=int, help="Rows of an inner chunk, a power of two.")
@@ -94,6 +99,8 @@ def parse_range(text: str) -> tuple[str | None, str | None]:
 @click.option("--exchange", type=click.Choice(["files", "p2p"]), default="files", show_default=True)
 @click.option("--allow-empty", is_flag=True, help="Accept splits without rows.")
 @click.option("--overwrite", is_flag=True, help="Replace a dataset once the new one is whole.")
+@click.option("--resume/--no-resume", default=True, show_default=True, help="Keep finished pieces and go on from them.")
+@click.option("--dry-run", is_flag=True, help="Say from footers what the run would take, and do nothing.")
 def prepare(
     sources: tuple[str, ...],
     out: str,
@@ -102,6 +109,7 @@ def prepare(
     test: str | None,
     splits: tuple[str, ...],
     scheduler: str | None,
+    dry_run: bool,
     **options: Any,
 ) -> None:
     """Turn a panel (SOURCES: files, directories, patterns) into the dataset OUT."""
@@ -110,6 +118,10 @@ def prepare(
         name, _, text = item.partition("=")
         ranges[name] = text
     split = pf.DateSplit(**{name: parse_range(text) for name, text in ranges.items()})
+    if dry_run:
+        names = inspect_signature(pf.estimate).parameters
+        print_estimate(pf.estimate(list(sources), **{name: options[name] for name in options if name in names}))
+        return
     client = _connect(scheduler) if scheduler else None
     try:
         dataset = pf.prepare(list(sources), out, split=split, client=client, **options)
@@ -117,6 +129,20 @@ def prepare(
         if client is not None:
             client.close()
     print_splits(dataset)
+
+
+@main.command()
+@click.option("--rows", type=float, required=True, help="Rows of the panel, such as 1e10.")
+@click.option("--features", type=int, required=True)
+@click.option("--targets", type=int, default=1, show_default=True)
+@click.option("--dtype", type=click.Choice(["float32", "float16", "float64"]), default="float32", show_default=True)
+@click.option("--shard-bytes", default="64MiB", show_default=True)
+@click.option("--workers", type=int)
+@click.option("--threads-per-worker", type=int, default=1, show_default=True)
+@click.option("--memory-limit", default="auto", show_default=True, help="Memory of each worker, for example 4GiB.")
+def size(rows: float, **options: Any) -> None:
+    """Say what preparing a panel of a size would take: tasks, files, bytes, memory."""
+    print_estimate(pf.estimate_size(int(rows), **options))
 
 
 def _connect(address: str) -> Any:
@@ -176,11 +202,11 @@ def train(out: str, run_dir: Path, hidden: str, factory: str | None, nproc: int,
     _check_run_dir(run_dir, resume)
     dataset = pf.open(out)
     model = {"hidden": _parse_hidden(hidden), "factory": factory}
-    _make_model(model, len(dataset.features), len(dataset.targets))
+    make_model(model, len(dataset.features), len(dataset.targets))
     pf.Loader(dataset["train"], options["batch_size"], lanes=options["lanes"], rank=0, world_size=nproc)  # refuses bad sizes here
     run_dir.mkdir(parents=True, exist_ok=True)
     options |= {"checkpoint_dir": str(run_dir), "resume": "auto" if resume else "never"}
-    result = pf.launch(_train_rank, nproc, (out, model, options))[0]
+    result = pf.launch(train_rank, nproc, (out, model, options))[0]
     result["nproc"] = nproc
     _write_json(run_dir / _RESULT, result)
     print_history(result)
@@ -196,62 +222,6 @@ def _parse_hidden(text: str) -> list[int]:
     if not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise OptionError(f"Hidden layers are numbers joined by commas, such as 32,16,8; --hidden {text}")
     return [int(part) for part in parts]
-
-
-def _make_model(model: dict[str, Any], num_features: int, num_targets: int) -> Any:
-    if model["factory"] is None:
-        return pf.MLP(num_features, num_targets, model["hidden"])
-    import torch
-
-    factory = _load_factory(model["factory"])
-    try:
-        network = factory(num_features, num_targets)
-    except Exception as error:  # it is the user's code: anything may happen
-        raise OptionError(f"The factory failed ({type(error).__name__}: {error}); --model {model['factory']}") from error
-    if not isinstance(network, torch.nn.Module):
-        raise OptionError(f"The factory must return a torch.nn.Module, not {type(network).__name__}; --model {model['factory']}")
-    return network
-
-
-def _load_factory(name: str) -> Callable[[int, int], Any]:
-    module, _, attribute = name.partition(":")
-    sys.path.insert(0, "")
-    try:
-        factory: Callable[[int, int], Any] = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise OptionError(f"The model factory cannot be imported ({error}); --model {name}") from error
-    return factory
-
-
-def _train_rank(out: str, model: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-    """What each rank does; rank 0 also writes the model."""
-    import torch
-
-    from panelflow.checkpoint import write_atomic
-    from panelflow.distributed import join
-
-    dataset = pf.open(out)
-    torch.manual_seed(options["seed"])
-    network = _make_model(model, len(dataset.features), len(dataset.targets))
-    result = pf.fit(network, dataset, **options)
-    if join().is_first:
-        state = {
-            "model": model,
-            "state": result.model.state_dict(),
-            "features": dataset.features,
-            "targets": dataset.targets,
-            "precision": options["precision"],
-        }
-        write_atomic(Path(options["checkpoint_dir"], _MODEL), state)
-    return {
-        "dataset": dataset.folder.path(),
-        "dataset_id": dataset.dataset_id,
-        "model": model,
-        "options": options,
-        "history": result.history,
-        "best_epoch": result.best_epoch,
-        "stopped_early": result.stopped_early,
-    }
 
 
 def _write_json(path: Path, value: Any) -> None:
@@ -272,39 +242,6 @@ def predict(out: str, run_dir: Path, split_name: str, to: Path) -> None:
     model, precision = load_model(run_dir, dataset)
     pf.predict(model, split, precision=precision, to=to)
     click.echo(f"{split.num_rows:,} predictions of {split_name} in {to}")
-
-
-def load_model(run_dir: Path, dataset: pf.Dataset) -> tuple[Any, str]:
-    """The model of a run, with the standardisation it was trained with, and its precision.
-
-    Raises
-    ------
-    CheckpointError
-        No finished run, or a model of other features.
-    """
-    import torch
-
-    from panelflow.modeling import standardize
-
-    path = run_dir / _MODEL
-    if not path.exists():
-        raise CheckpointError(f"{path} is missing: the run is not finished. Run panelflow train with --resume.")
-    try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
-        names = {"features": saved["features"], "targets": saved["targets"]}
-    except Exception as error:  # whatever torch meets in a torn file
-        raise CheckpointError(f"{path} is not whole ({error}); run panelflow train with --resume.") from error
-    for role, trained in names.items():
-        if trained != getattr(dataset, role):
-            raise CheckpointError(
-                f"{path} was trained on the {role} {trained}; {dataset.folder.path()} has {getattr(dataset, role)}"
-            )
-    model = standardize(_make_model(saved["model"], len(dataset.features), len(dataset.targets)), dataset)
-    try:
-        model.load_state_dict(saved["state"])
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the model that its factory makes now: {error}") from error
-    return model.eval(), saved["precision"]
 
 
 @main.command()

@@ -6,8 +6,10 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any
 
 from dask.utils import parse_bytes
@@ -15,9 +17,10 @@ from distributed import Client, Future, LocalCluster, default_client
 from distributed.scheduler import KilledWorker
 
 from panelflow.errors import OptionError, PanelflowError, StorageError, WorkerError
+from panelflow.files import Folder
 
 _SECONDS_WITHOUT_WORKERS = 60.0
-_SECONDS_TO_ANSWER = 3.0
+_SECONDS_TO_ANSWER = 10.0
 
 
 @contextlib.contextmanager
@@ -62,27 +65,94 @@ class Workers:
 
 
 def survey(client: Client) -> Workers:
-    """Number, threads and memory of the workers, once there is one.
+    """Number, threads and memory of the workers, once there is one and all have this version of panelflow.
 
     Raises
     ------
     WorkerError
-        No worker came.
+        No worker came, or some of them have another version of panelflow, or none.
     """
+    asked_for = client.submit(_nothing_to_do, pure=False)  # a cluster that adapts starts workers for tasks only
     try:
         client.wait_for_workers(1, timeout=_SECONDS_WITHOUT_WORKERS)
     except TimeoutError:
         raise WorkerError(f"The Dask cluster has no workers after {_SECONDS_WITHOUT_WORKERS:.0f} seconds; start some.") from None
+    finally:
+        asked_for.release()
     workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    _check_versions(client)
     limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
     return Workers(len(workers), max(worker["nthreads"] for worker in workers), min(limits) if limits else None)
 
 
-def run_everywhere(client: Client, function: Callable[[], None]) -> None:
-    """Run a function in every worker process that answers soon; a worker that is stopped or gone must not hold up the rest."""
-    run = threading.Thread(target=client.run, args=(function,), kwargs={"on_error": "ignore"}, daemon=True)
-    run.start()
-    run.join(timeout=_SECONDS_TO_ANSWER)
+def _nothing_to_do() -> None:
+    """A task for its own sake."""
+
+
+def _check_versions(client: Client) -> None:
+    def installed() -> str:  # travels by value, to workers that may have no panelflow to take it from
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("panelflow")
+        except PackageNotFoundError:
+            return "none"
+
+    own = version("panelflow")
+    others = {address: found for address, found in ask_everywhere(client, installed).items() if found != own}
+    if others:
+        listed = ", ".join(f"{address} ({found})" for address, found in sorted(others.items())[:5])
+        raise WorkerError(
+            f"{len(others)} Dask workers have another panelflow than {own} here: {listed}. Install the same version on all."
+        )
+
+
+def check_shared(client: Client, folders: Iterable[Folder]) -> None:
+    """See that every worker reads what this process writes into folders.
+
+    Raises
+    ------
+    OptionError
+        Some do not; names them and the folder.
+    """
+    for folder in folders:
+        token = uuid.uuid4().hex
+        folder.write(token, [token.encode()])
+        try:
+            blind = sorted(address for address, seen in ask_everywhere(client, _sees, folder, token).items() if seen is False)
+        finally:
+            folder.remove(token)
+        if blind:
+            raise OptionError(
+                f"{len(blind)} Dask workers do not see {folder.path()}, such as {blind[0]}; every worker must. Name an output "
+                f"and a scratch folder (scratch=, --scratch) on storage that all of them share, such as a network file system "
+                f"or an object store."
+            )
+
+
+def _sees(folder: Folder, token: str) -> bool:
+    try:
+        return folder.read(token) == token.encode()
+    except OSError:
+        return False
+
+
+def ask_everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+    """What a function returns in each worker process; one that is stopped or gone is left out and holds up the others little."""
+    answers: dict[str, Any] = {}
+
+    def ask(address: str) -> None:
+        with contextlib.suppress(Exception):  # the worker is gone; whoever asks knows nothing of it
+            answers.update(client.run(function, *args, workers=[address]))
+
+    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _SECONDS_TO_ANSWER
+    for thread in threads:
+        thread.join(timeout=max(deadline - time.monotonic(), 0.0))
+    return dict(answers)
 
 
 @dataclass(frozen=True)

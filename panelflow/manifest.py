@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from panelflow.budget import Budget
 from panelflow.count import BucketCount
 from panelflow.errors import ConservationError
 from panelflow.format import digest_names
 from panelflow.gather import ShardSummary
 from panelflow.hashing import HASH_VERSION, add_checksums
-from panelflow.plan import Budget, Plan, Rules
+from panelflow.plan import Plan, Rules
 from panelflow.scan import Scan
 from panelflow.scratch import UnitSummary
 from panelflow.splits import EARLIEST, LATEST, DateSplit, is_training
@@ -39,6 +40,7 @@ class Job:
     allow_empty: bool
     source_options: dict[str, Any]
     source_text: str
+    empty_files: list[str]
     run: str
 
 
@@ -186,15 +188,22 @@ def describe_storage(plan: Plan, shards: Sequence[ShardSummary]) -> dict[str, An
 
 
 def describe_provenance(
-    job: Job, budget: Budget, units: Sequence[UnitSummary], shards: Sequence[ShardSummary], started: float
+    job: Job,
+    budget: Budget,
+    units: Sequence[UnitSummary],
+    shards: Sequence[ShardSummary],
+    started: float,
+    phases: dict[str, float],
 ) -> dict[str, Any]:
     """Where the dataset came from; nothing of it enters ``dataset_id``."""
     libraries = ("panelflow", "dask", "distributed", "numpy", "pandas", "pyarrow", "zarr")
     return {
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "seconds": round(time.time() - started, 3),
+        "phases": {name: round(seconds, 3) for name, seconds in phases.items()},
         "versions": {name: version(name) for name in libraries},
         "source": job.source_text,
+        "empty_files": job.empty_files,
         "exchange": job.exchange,
         "units": len(units),
         "scratch_bytes": sum(unit.nbytes for unit in units),

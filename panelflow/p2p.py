@@ -19,9 +19,9 @@ from distributed import Client, Future
 from panelflow.cluster import Failure, as_they_finish, guarded
 from panelflow.errors import PanelflowError, WorkerError
 from panelflow.files import Folder
-from panelflow.panel import Unit
+from panelflow.panel import Unit, make_batches
 from panelflow.plan import Layout, Plan
-from panelflow.scatter import route_unit
+from panelflow.scatter import route_units
 from panelflow.scratch import Block, Keys, Routed, UnitSummary
 
 _KEYS = ["unit", "row", "code", "date"]
@@ -35,7 +35,7 @@ def exchange(
 
     columns = [np.empty(0, plan.layout.dtype)] * plan.layout.width
     empty = _frame(0, Routed(columns, np.empty(0, np.int64), np.empty((0, 2), np.int32), np.empty(0, np.int64)))
-    routed = [delayed(_route)(unit, plan_future, scratch, options) for unit in units]
+    routed = [delayed(_route)(batch, plan_future, scratch, options) for batch in make_batches(units)]
     frame = dd.from_delayed(routed, meta=empty, verify_meta=False, prefix=f"panelflow-route-{run[:16]}")
     num_buckets = len(plan.buckets.split)
     shuffled = frame.set_index("bucket", divisions=list(range(num_buckets + 1)), shuffle_method="p2p")
@@ -69,13 +69,17 @@ def read_summary(unit: Unit, scratch: Folder) -> UnitSummary:
     return UnitSummary(**json.loads(scratch.read(summary_name(unit.index))))
 
 
-def _route(unit: Unit, plan: Plan, scratch: Folder, options: dict[str, Any]) -> pd.DataFrame:
-    outcome = guarded(route_unit, unit, plan, options)
+def _route(units: Sequence[Unit], plan: Plan, scratch: Folder, options: dict[str, Any]) -> pd.DataFrame:
+    outcome = guarded(_route_all, units, plan, options)
     if isinstance(outcome, Failure):
         raise outcome.error
-    routed, summary = outcome
-    scratch.write(summary_name(unit.index), [json.dumps(asdict(summary)).encode()])
-    return _frame(unit.index, routed)
+    for unit, (_, summary) in zip(units, outcome, strict=True):
+        scratch.write(summary_name(unit.index), [json.dumps(asdict(summary)).encode()])
+    return pd.concat([_frame(unit.index, routed) for unit, (routed, _) in zip(units, outcome, strict=True)])
+
+
+def _route_all(units: Sequence[Unit], plan: Plan, options: dict[str, Any]) -> list[tuple[Routed, UnitSummary]]:
+    return list(route_units(units, plan, options))
 
 
 def _frame(unit: int, routed: Routed) -> pd.DataFrame:

@@ -7,7 +7,8 @@ buckets, cut by the hash; in date order each date has its own run, and small nei
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,15 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from panelflow.errors import MemoryBudgetError, OptionError
+from panelflow.errors import OptionError
 from panelflow.hashing import Words, fold, hash_entities
 from panelflow.source import Columns
 from panelflow.splits import Assignment
 
 MiB = 2**20
 CHUNK_BYTES = 2 * MiB
-BASE_BYTES = 256 * MiB
-"""What a worker process holds before any row: Python, Dask, Arrow, pandas."""
 _BUCKETS_PER_SHARD = 4
 _LEAST_ROW_BYTES = 32
 """What a row counts at least when shards are sized: keys of a narrow panel are sorted too, and take more than its features."""
@@ -145,6 +144,26 @@ def make_buckets(
     return Buckets(first, parts, np.array(split, dtype=np.int16))
 
 
+SEGMENT_BYTES = 256 * 1024
+"""What a task reads at once of a scratch file, at least, where there are many files."""
+FEW_SEGMENTS = 4096
+"""Segments that cost nothing, however small."""
+
+
+def make_groups(scratch_bytes: int, shard_bytes: int, num_units: int, num_buckets: int) -> npt.NDArray[np.int64]:
+    """Bounds of groups of neighbouring buckets, int64 [groups + 1].
+
+    One group: every shard is read from the files of all units, at once. More: where its segments would be too small for that,
+    units are first sorted by group only, and each group then anew; of about the square root of the shards each.
+    """
+    shards = max(1, -(-scratch_bytes // shard_bytes))
+    if num_units * shards <= FEW_SEGMENTS or scratch_bytes // (num_units * shards) >= SEGMENT_BYTES:
+        return np.array([0, num_buckets], dtype=np.int64)
+    most = min(num_buckets, max(scratch_bytes // num_units // SEGMENT_BYTES, 2))
+    count = min(math.isqrt(shards - 1) + 1, most)
+    return np.linspace(0, num_buckets, count + 1).astype(np.int64)
+
+
 @dataclass(frozen=True)
 class Rules:
     """What happens to rows that cannot be written as they are; see :func:`panelflow.prepare`."""
@@ -166,6 +185,8 @@ class Plan:
         Distinct observed dates, ascending, int64 nanoseconds (UTC).
     orders
         ``"hash"`` or ``"date"`` for each split.
+    groups
+        Bounds of groups of buckets; see :func:`make_groups`.
     rows_expected
         Rows on the dates of all splits, before missing targets and duplicates are gone.
     """
@@ -181,6 +202,7 @@ class Plan:
     assignment: Assignment
     orders: tuple[str, ...]
     buckets: Buckets
+    groups: npt.NDArray[np.int64]
     rows_expected: int
     compression: str | None
 
@@ -241,61 +263,3 @@ def make_shards(buckets: Buckets, rows: npt.NDArray[np.int64], num_splits: int, 
                 Shard(split, index, start, stop, int(members[low]), int(members[high - 1]) + 1, start - int(bounds[low]))
             )
     return shards
-
-
-@dataclass(frozen=True)
-class Budget:
-    """Bytes that one task of each kind holds at most, and what a worker needs for them."""
-
-    scatter: int
-    count: int
-    gather: int
-    threads: int
-
-    @property
-    def worker(self) -> int:
-        return BASE_BYTES + self.threads * max(self.scatter, self.count, self.gather)
-
-    def as_dict(self) -> Mapping[str, int]:
-        return {"scatter": self.scatter, "count": self.count, "gather": self.gather, "worker": self.worker}
-
-
-KEY_BYTES = 64
-"""Bytes that sorting takes for each row: codes, dates, hash, order and its inverse."""
-
-
-def make_budget(layout: Layout, unit_bytes: int, threads: int) -> Budget:
-    """The memory formula: a unit as Arrow table, row block and grouped copy; a shard twice and the keys around it."""
-    bucket_rows, shard_rows = layout.bucket_rows, layout.shard_rows
-    gather_rows = shard_rows + 2 * bucket_rows
-    return Budget(
-        scatter=3 * unit_bytes,
-        count=2 * bucket_rows * KEY_BYTES,
-        gather=(2 * shard_rows + 2 * bucket_rows) * layout.row_bytes + gather_rows * KEY_BYTES,
-        threads=threads,
-    )
-
-
-def unit_bytes_for(memory_limit: int | None, threads: int) -> int:
-    """Decoded bytes of an input unit that leave room for three copies per thread, between 1 and 64 MiB."""
-    if memory_limit is None:
-        return 64 * MiB
-    room = (int(memory_limit * 0.6) - BASE_BYTES) // (3 * threads)
-    return int(np.clip(room, MiB, 64 * MiB))
-
-
-def check_budget(budget: Budget, memory_limit: int | None) -> None:
-    """Refuse options that do not fit.
-
-    Raises
-    ------
-    MemoryBudgetError
-        With all the numbers and the options that change them.
-    """
-    if memory_limit is not None and budget.worker > memory_limit:
-        parts = ", ".join(f"{name} {size / MiB:,.0f} MiB" for name, size in budget.as_dict().items() if name != "worker")
-        raise MemoryBudgetError(
-            f"A worker needs {budget.worker / MiB:,.0f} MiB ({BASE_BYTES / MiB:,.0f} MiB and {budget.threads} threads at the "
-            f"largest of: {parts}), but it has {memory_limit / MiB:,.0f} MiB. Lower shard_bytes, give a worker fewer threads or "
-            f"more memory, or write the source in smaller row groups; memory_limit={memory_limit}"
-        )

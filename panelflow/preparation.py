@@ -15,8 +15,8 @@ from dask.utils import parse_bytes
 from distributed import Client
 
 from panelflow import frames
-from panelflow.cluster import connect, run_tasks, survey
-from panelflow.errors import OptionError
+from panelflow.cluster import check_shared, connect, run_tasks, survey
+from panelflow.errors import OptionError, PanelError
 from panelflow.files import Folder
 from panelflow.format import FORMAT_VERSION
 from panelflow.hashing import HASH_VERSION
@@ -33,6 +33,7 @@ _CHOICES = {
     "duplicates": ("error", "first", "last"),
     "missing_target": ("drop", "error", "keep"),
     "infinite": ("error", "missing"),
+    "empty_files": ("skip", "error"),
     "exchange": ("files", "p2p"),
     "compression": (None, "zstd"),
     "dtype": ("float16", "float32", "float64"),
@@ -58,6 +59,7 @@ def prepare(
     duplicates: str = "error",
     missing_target: str = "drop",
     infinite: str = "error",
+    empty_files: str = "skip",
     row_order: str | Mapping[str, str] = "auto",
     exchange: str = "files",
     chunk_rows: int | None = None,
@@ -65,6 +67,7 @@ def prepare(
     compression: str | None = None,
     dtype: str = "float32",
     overwrite: bool = False,
+    resume: bool = True,
     allow_empty: bool = False,
     workers: int | None = None,
     threads_per_worker: int = 1,
@@ -110,6 +113,8 @@ def prepare(
         ``"drop"`` and count, ``"error"``, or ``"keep"`` such rows in evaluation splits, where metrics skip them.
     infinite
         ``"error"``, or turn infinite features to ``"missing"`` and count them.
+    empty_files
+        ``"skip"`` and name files of no bytes or no rows, or ``"error"``.
     row_order
         ``"auto"`` (training by hash, evaluation by date), ``"hash"`` or ``"date"``, for all splits or by name.
     exchange
@@ -124,6 +129,9 @@ def prepare(
         ``"float32"``, ``"float16"`` or ``"float64"`` of features, targets and weight. A value that overflows is refused.
     overwrite
         Replace a dataset, in one step once the new one is whole.
+    resume
+        Keep finished pieces when a run fails or is stopped, and go on from those of an earlier call with the same options and
+        source; ``False`` starts afresh and leaves nothing.
     allow_empty
         Accept splits without rows.
     workers, threads_per_worker, memory_limit
@@ -155,7 +163,7 @@ def prepare(
     the source, exchange, or memory. Memory of a worker: :func:`panelflow.plan.make_budget`, independent of the number of rows.
     """
     rules = Rules(duplicates, missing_target, infinite)
-    _check_choices(rules, exchange, compression, dtype)
+    _check_choices(rules, empty_files, exchange, compression, dtype)
     _check_numbers(horizon=horizon, embargo=embargo)
     if not isinstance(seed, int | np.integer):
         raise OptionError(f"The seed is an integer; seed={seed!r}")
@@ -168,11 +176,12 @@ def prepare(
     roles = {"entity": entity, "date": date, "features": features, "targets": targets, "weight": weight}
     with connect(client, workers=workers, threads_per_worker=threads_per_worker, memory_limit=memory_limit) as dask_client:
         available = survey(dask_client)
-        infos = _inspect_source(dask_client, source, template, storage_options or {})
+        listed = _inspect_source(dask_client, source, template, storage_options or {})
+        infos = leave_out_empty(listed, empty_files)
         columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # the roles are spelled once, above
         layout = make_layout(columns, dtype, chunk_rows, _parse_bytes(shard_bytes))
         options = [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression]
-        run = _digest_run(options, repr(layout), repr(available), _fingerprint(source, infos))
+        run = _digest_run(options, repr(layout), repr(available), _fingerprint(source, listed))
         job = Job(
             split=split,
             horizon=horizon,
@@ -185,15 +194,17 @@ def prepare(
             allow_empty=allow_empty,
             source_options=storage_options or {},
             source_text=_describe(source),
+            empty_files=[info.file.shown for info in listed if info.empty],
             run=run,
         )
         scratch_folder = None if scratch is None else Folder(_absolute(scratch), output_options or {})
-        with Reporter(progress) as reporter, stage(target, scratch_folder, run, overwrite) as staging:
+        with Reporter(progress) as reporter, stage(target, scratch_folder, run, overwrite, resume=resume) as staging:
             if frames.is_frame(source):
                 names = [*columns.keys, *columns.floats]
                 files = frames.spool(dask_client, source, names, staging.scratch)
                 infos = _inspect_files(dask_client, files, storage_options or {})
                 columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # as above
+            check_shared(dask_client, {staging.scratch.url: staging.scratch, staging.dataset.url: staging.dataset}.values())
             shuffle(dask_client, available, infos, columns, layout, job, staging, reporter)
             staging.commit(overwrite)
     return Dataset(target)
@@ -205,11 +216,12 @@ def _digest_run(*parts: Any) -> str:
     return hashlib.sha256(json.dumps([versions, *parts], sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _check_choices(rules: Rules, exchange: str, compression: str | None, dtype: str) -> None:
+def _check_choices(rules: Rules, empty_files: str, exchange: str, compression: str | None, dtype: str) -> None:
     given = {
         "duplicates": rules.duplicates,
         "missing_target": rules.missing_target,
         "infinite": rules.infinite,
+        "empty_files": empty_files,
         "exchange": exchange,
         "compression": compression,
         "dtype": dtype,
@@ -256,6 +268,24 @@ def _inspect_source(client: Client, source: Any, template: str | None, options: 
             raise OptionError(f"A file name template needs files, not a data frame; entity={template!r}")
         return [frames.frame_info(source)]
     return _inspect_files(client, list_files(source, template, options), options)
+
+
+def leave_out_empty(infos: Sequence[FileInfo], empty_files: str) -> list[FileInfo]:
+    """Files with rows in them.
+
+    Raises
+    ------
+    PanelError
+        No such file, or an empty one that the rule forbids.
+    """
+    empty = [info.file.shown for info in infos if info.empty]
+    if empty and (empty_files == "error" or len(empty) == len(infos)):
+        names = ", ".join(empty[:5]) + (", ..." if len(empty) > 5 else "")
+        raise PanelError(
+            f"{len(empty):,} of {len(infos):,} files hold no rows; remove them, or pass empty_files='skip' where others have "
+            f"some: {names}"
+        )
+    return [info for info in infos if not info.empty]
 
 
 def _inspect_files(client: Client, files: Sequence[SourceFile], options: dict[str, Any]) -> list[FileInfo]:

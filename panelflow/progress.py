@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, plain lines elsewhere, nothing when silenced.
+"""Progress of long work: a bar on a terminal or in a notebook, plain lines elsewhere, nothing when silenced.
 
 rich draws the bars; it is light, pure Python and maintained, and the command line uses it for tables as well.
 """
@@ -12,7 +12,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-_SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 class Reporter:
@@ -28,7 +28,7 @@ class Reporter:
         self._console = Console(file=sys.stderr)
         self._enabled = enabled
         self._bars: Progress | None = None
-        if enabled and self._console.is_terminal:
+        if enabled and (self._console.is_terminal or self._console.is_jupyter):
             columns = (
                 TextColumn("{task.description:<12}"),
                 BarColumn(),
@@ -37,6 +37,8 @@ class Reporter:
             )
             self._bars = Progress(*columns, console=self._console)
         self._bar: TaskID | None = None
+        self.seconds: dict[str, float] = {}
+        """Seconds that each finished phase took."""
 
     def __enter__(self) -> Reporter:
         if self._bars is not None:
@@ -67,6 +69,7 @@ class Reporter:
 
     def finish(self, note: str = "") -> None:
         """End the phase with one line of its figures."""
+        self.seconds[self._name] = time.monotonic() - self._started
         if self._bars is None and self._enabled:
             self._line(f"done, {self._figures()}{f', {note}' if note else ''}")
 

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from panelflow.columns import to_dates, to_entities
 from panelflow.errors import PanelError
 from panelflow.hashing import add_checksums, fold, hash_entities, key_checksum
-from panelflow.panel import Piece, Unit, locator, read_piece
+from panelflow.panel import Piece, Unit
+from panelflow.pieces import locator, read_pieces
 from panelflow.source import Columns
 
 
@@ -38,14 +40,15 @@ class Scan:
     checksum: int
 
 
-def scan_unit(unit: Unit, columns: Columns, seed: int, options: dict[str, Any]) -> Scan:
-    """Read and check the keys of a unit; of CSV also that its numbers are numbers."""
-    return merge_scans([_scan_piece(piece, columns, seed, options) for piece in unit.pieces])
+def scan_units(units: Sequence[Unit], columns: Columns, seed: int, options: dict[str, Any]) -> Scan:
+    """Read and check the keys of the units of a task; of CSV also that its numbers are numbers."""
+    pieces = [piece for unit in units for piece in unit.pieces]
+    checked = columns.floats if pieces[0].file.format == "csv" else ()
+    tables = read_pieces(pieces, columns.keys, checked, options)
+    return merge_scans([_scan_table(table, columns, seed, piece, options) for piece, table in zip(pieces, tables, strict=True)])
 
 
-def _scan_piece(piece: Piece, columns: Columns, seed: int, options: dict[str, Any]) -> Scan:
-    checked = columns.floats if piece.file.format == "csv" else ()
-    table = read_piece(piece, columns.keys, checked, options)
+def _scan_table(table: pa.Table, columns: Columns, seed: int, piece: Piece, options: dict[str, Any]) -> Scan:
     locate = locator(piece, options)
     entities = to_entities(columns.entity, table[columns.entity], locate)
     dates = to_dates(columns.date, table[columns.date], locate)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,34 +14,44 @@ from panelflow.columns import Locate, to_dates, to_entities, to_floats
 from panelflow.errors import PanelError
 from panelflow.files import Folder
 from panelflow.hashing import add_checksums, key_checksum
-from panelflow.panel import Piece, Unit, locator, read_piece
+from panelflow.panel import Unit
+from panelflow.pieces import check_unchanged, locator, read_pieces
 from panelflow.plan import Plan
-from panelflow.scratch import Routed, UnitSummary, read_summary, write_unit
+from panelflow.scratch import UNITS, Routed, UnitSummary, read_summary, write_unit
 from panelflow.splits import OUTSIDE, PURGED
 
 
-def scatter_unit(unit: Unit, plan: Plan, scratch: Folder, run: str, options: dict[str, Any]) -> UnitSummary:
-    """Read a unit, convert and place its rows, and write its scratch file; a finished file of the same run is kept."""
+def scatter_units(units: Sequence[Unit], plan: Plan, scratch: Folder, run: str, options: dict[str, Any]) -> list[UnitSummary]:
+    """Read the units of a task, place their rows, and write their scratch files; finished ones of the same run are kept."""
     num_buckets = len(plan.buckets.split)
-    summary = read_summary(scratch, run, unit.index, num_buckets, plan.layout)
-    if summary is not None:
-        return summary
-    routed, summary = route_unit(unit, plan, options)
-    write_unit(scratch, run, unit.index, routed, num_buckets=num_buckets, layout=plan.layout, summary=summary)
-    return summary
+    done = [read_summary(scratch, run, UNITS, unit.index, num_buckets, plan.layout) for unit in units]
+    if all(done):
+        return [summary for summary in done if summary is not None]
+    summaries = []
+    for unit, before, (routed, summary) in zip(units, done, route_units(units, plan, options), strict=True):
+        if before is None:
+            write_unit(scratch, run, unit.index, routed, num_buckets=num_buckets, layout=plan.layout, summary=summary)
+        summaries.append(before or summary)
+    return summaries
 
 
-def route_unit(unit: Unit, plan: Plan, options: dict[str, Any]) -> tuple[Routed, UnitSummary]:
-    """Rows of a unit that will be written, with the bucket of each, and the account of the others.
+def route_units(units: Sequence[Unit], plan: Plan, options: dict[str, Any]) -> Iterator[tuple[Routed, UnitSummary]]:
+    """For each unit its rows that will be written, with the bucket of each, and the account of the others.
 
     Raises
     ------
     PanelError
         A value that cannot be written: infinite, too large for the dtype, a bad weight.
     """
-    routed, summaries = zip(*(_route_piece(piece, plan, options) for piece in unit.pieces), strict=True)
-    joined = _join(routed)
-    return joined, add_summaries(summaries, len(joined) * plan.layout.row_bytes)
+    tables = read_pieces([piece for unit in units for piece in unit.pieces], plan.columns.keys, plan.columns.floats, options)
+    for unit in units:
+        parts = [_route_table(next(tables), plan, locator(piece, options), piece.file.shown) for piece in unit.pieces]
+        for piece in unit.pieces:
+            check_unchanged(piece, options)
+        joined = _join([routed for routed, _ in parts])
+        summary = add_summaries([summary for _, summary in parts])
+        groups = np.bincount(np.searchsorted(plan.groups, joined.buckets, "right") - 1, minlength=len(plan.groups) - 1)
+        yield joined, replace(summary, groups=groups.tolist(), nbytes=len(joined) * plan.layout.row_bytes)
 
 
 def _join(parts: Sequence[Routed]) -> Routed:
@@ -55,16 +66,15 @@ def _join(parts: Sequence[Routed]) -> Routed:
     )
 
 
-def _route_piece(piece: Piece, plan: Plan, options: dict[str, Any]) -> tuple[Routed, UnitSummary]:
-    columns, locate = plan.columns, locator(piece, options)
-    table = read_piece(piece, columns.keys, columns.floats, options)
+def _route_table(table: pa.Table, plan: Plan, locate: Locate, shown: str) -> tuple[Routed, UnitSummary]:
+    columns = plan.columns
     entities = to_entities(columns.entity, table[columns.entity], locate)
     dates = to_dates(columns.date, table[columns.date], locate)
     codes = plan.vocabulary.get_indexer(entities.names).astype(np.int32)[entities.codes]
     positions = np.searchsorted(plan.dates, dates.distinct).astype(np.int32)
     date_index = positions[dates.codes]
     if (codes < 0).any() or (plan.dates[np.minimum(positions, len(plan.dates) - 1)] != dates.distinct).any():
-        raise PanelError(f"{piece.file.shown} changed while it was being prepared; run again once it is still.")
+        raise PanelError(f"{shown} changed while it was being prepared; run again once it is still.")
     values = [to_floats(table[name], plan.layout.dtype) for name in columns.floats]
     hashes = plan.hashes(codes, date_index)
     split = plan.assignment.labels[date_index]
@@ -144,8 +154,8 @@ def _check_values(
     return made_missing
 
 
-def add_summaries(summaries: Sequence[UnitSummary], nbytes: int = 0) -> UnitSummary:
-    """Sum of summaries, ``nbytes`` beside those they hold."""
+def add_summaries(summaries: Sequence[UnitSummary]) -> UnitSummary:
+    """Sum of summaries."""
 
     def total(lists: list[list[int]]) -> list[int]:
         return [sum(column) for column in zip(*lists, strict=True)]
@@ -163,5 +173,6 @@ def add_summaries(summaries: Sequence[UnitSummary], nbytes: int = 0) -> UnitSumm
             name: sum(summary.made_missing.get(name, 0) for summary in summaries)
             for name in sorted({name for summary in summaries for name in summary.made_missing})
         },
-        nbytes=nbytes + sum(summary.nbytes for summary in summaries),
+        groups=total([summary.groups for summary in summaries]),
+        nbytes=sum(summary.nbytes for summary in summaries),
     )

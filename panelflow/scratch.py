@@ -44,6 +44,8 @@ class UnitSummary:
         Order-independent key checksum of each reason and of the written rows.
     made_missing
         Infinite values turned to NaN, for each feature.
+    groups
+        Written rows of each group of buckets.
     """
 
     rows: int
@@ -53,6 +55,7 @@ class UnitSummary:
     written: list[int]
     checksums: dict[str, int]
     made_missing: dict[str, int] = field(default_factory=dict)
+    groups: list[int] = field(default_factory=list)
     nbytes: int = 0
     reused: bool = False
 
@@ -71,8 +74,12 @@ class Reader(Protocol):
     def read_segment(self, number: int, first: int, stop: int, out: Block) -> None: ...
 
 
-def unit_name(unit: int) -> str:
-    return f"units/{unit:08d}.rows"
+UNITS = "units"
+"""Where in scratch the files of units lie."""
+
+
+def _name(place: str, unit: int) -> str:
+    return f"{place}/{unit:08d}.rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +111,25 @@ def write_unit(
     folder: Folder, run: str, unit: int, routed: Routed, *, num_buckets: int, layout: Layout, summary: UnitSummary
 ) -> None:
     """Group the rows of a unit by bucket, stable, and write its file whole."""
-    kind = np.uint16 if num_buckets < 2**16 else np.int64  # numpy sorts 16-bit integers by radix
-    order = np.argsort(routed.buckets.astype(kind), kind="stable")
-    offsets = np.concatenate(([0], np.cumsum(np.bincount(routed.buckets, minlength=num_buckets)))).astype("<i8")
-    text = json.dumps(asdict(summary)).encode()
+    order = bucket_order(routed.buckets, num_buckets)
     rows = _group_rows(routed, order, layout)
+    counts = np.bincount(routed.buckets, minlength=num_buckets)
+    write_rows(folder, run, UNITS, unit, counts, routed.keys[order], rows, summary)
+
+
+def bucket_order(buckets: npt.NDArray[np.int64], num_buckets: int) -> npt.NDArray[np.intp]:
+    """Stable order by bucket; numpy sorts 16-bit integers by counting."""
+    return np.argsort(buckets.astype(np.uint16 if num_buckets < 2**16 else np.int64), kind="stable")
+
+
+def write_rows(
+    folder: Folder, run: str, place: str, unit: int, counts: npt.NDArray[np.int64], keys: Keys, rows: Block, summary: UnitSummary
+) -> None:
+    """Write a file of rows that are grouped already, ``counts`` of each bucket."""
+    offsets = np.concatenate(([0], np.cumsum(counts))).astype("<i8")
+    text = json.dumps(asdict(summary)).encode()
     tail = text + len(text).to_bytes(8, "little")
-    folder.write(unit_name(unit), [_MAGIC + bytes.fromhex(run), offsets, routed.keys[order], rows, tail])
+    folder.write(_name(place, unit), [_MAGIC + bytes.fromhex(run), offsets, keys, rows, tail])
 
 
 def _group_rows(routed: Routed, order: npt.NDArray[np.intp], layout: Layout) -> Block:
@@ -143,9 +162,9 @@ def as_records(block: Block) -> npt.NDArray[Any]:
     return block.reshape(-1).view(f"V{block.shape[1] * block.dtype.itemsize}")
 
 
-def read_summary(folder: Folder, run: str, unit: int, num_buckets: int, layout: Layout) -> UnitSummary | None:
+def read_summary(folder: Folder, run: str, place: str, unit: int, num_buckets: int, layout: Layout) -> UnitSummary | None:
     """Summary of a finished unit of this run, ``None`` where there is no such file or a torn one."""
-    name, rows_at = unit_name(unit), _HEAD + 8 * (num_buckets + 1)
+    name, rows_at = _name(place, unit), _HEAD + 8 * (num_buckets + 1)
     size = folder.size(name)
     if size is None or size < rows_at + 8 or folder.read(name, 0, _HEAD) != _MAGIC + bytes.fromhex(run):
         return None
@@ -159,43 +178,45 @@ def read_summary(folder: Folder, run: str, unit: int, num_buckets: int, layout: 
 
 
 class ScratchReader:
-    """Reads buckets from the files of all units; a segment is what one unit has of them."""
+    """Reads buckets from the files of some units; a segment is what one unit has of them."""
 
-    def __init__(self, folder: Folder, num_units: int, num_buckets: int, layout: Layout) -> None:
-        self._folder, self._num_units, self._num_buckets, self._layout = folder, num_units, num_buckets, layout
+    def __init__(self, folder: Folder, place: str, units: range, num_buckets: int, layout: Layout) -> None:
+        self.units = units
+        self._place, self._folder, self._num_buckets, self._layout = place, folder, num_buckets, layout
         self._ranges: dict[tuple[int, int, int], tuple[int, int, int]] = {}
 
     def rows(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         counts = np.zeros(stop - first, dtype=np.int64)
-        for unit in range(self._num_units):
+        for unit in self.units:
             counts += np.diff(self._bounds(unit, first, stop))
         return counts
 
     def keys(self, first: int, stop: int) -> list[Keys]:
-        return [self._keys(unit, first, stop) for unit in range(self._num_units)]
+        return [self._keys(unit, first, stop) for unit in self.units]
 
     def read_segment(self, number: int, first: int, stop: int, out: Block) -> None:
-        start, end, rows = self._range(number, first, stop)
+        unit = self.units[number]
+        start, end, rows = self._range(unit, first, stop)
         assert out.shape == (end - start, self._layout.width), (number, first, stop, out.shape)
         row_bytes = self._layout.width * out.dtype.itemsize
-        self._folder.read_into(unit_name(number), self._keys_at + 8 * rows + row_bytes * start, out)
+        self._folder.read_into(_name(self._place, unit), self._keys_at + 8 * rows + row_bytes * start, out)
 
     def _keys(self, unit: int, first: int, stop: int) -> Keys:
         start, end, _ = self._range(unit, first, stop)
         keys = np.empty((end - start, 2), dtype="<i4")
-        self._folder.read_into(unit_name(unit), self._keys_at + 8 * start, keys)
+        self._folder.read_into(_name(self._place, unit), self._keys_at + 8 * start, keys)
         return keys
 
     def _range(self, unit: int, first: int, stop: int) -> tuple[int, int, int]:
         """First and last row of the buckets in a unit, and the number of all its rows."""
         if (unit, first, stop) not in self._ranges:
             bounds = self._bounds(unit, first, stop)
-            rows = int.from_bytes(self._folder.read(unit_name(unit), _HEAD + 8 * self._num_buckets, 8), "little")
+            rows = int.from_bytes(self._folder.read(_name(self._place, unit), _HEAD + 8 * self._num_buckets, 8), "little")
             self._ranges[unit, first, stop] = int(bounds[0]), int(bounds[-1]), rows
         return self._ranges[unit, first, stop]
 
     def _bounds(self, unit: int, first: int, stop: int) -> npt.NDArray[np.int64]:
-        return np.frombuffer(self._folder.read(unit_name(unit), _HEAD + 8 * first, 8 * (stop - first + 1)), dtype="<i8")
+        return np.frombuffer(self._folder.read(_name(self._place, unit), _HEAD + 8 * first, 8 * (stop - first + 1)), dtype="<i8")
 
     @property
     def _keys_at(self) -> int:

@@ -7,33 +7,31 @@ and finds it again when it runs a second time, so that a lost worker or a killed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
-from distributed import Client, Future
+from distributed import Client
 
-from panelflow import gather, p2p, scatter
 from panelflow.allocator import keep_pages, release_pages
-from panelflow.cluster import Failure, Workers, as_they_finish, collect, guarded, run_everywhere, run_tasks
-from panelflow.count import SHOWN_DUPLICATES, BucketCount, count_distinct, count_written
-from panelflow.errors import DuplicateKeysError, PanelError
+from panelflow.budget import check_budget, largest_of, make_budget, page_bytes_of, unit_bytes_for
+from panelflow.cluster import Failure, Workers, as_they_finish, ask_everywhere, collect, guarded
+from panelflow.errors import PanelError
+from panelflow.exchange import count_rows, gather_shards, move_rows
 from panelflow.format import make_grids, write_manifest, write_metadata
-from panelflow.gather import ShardSummary
 from panelflow.manifest import Job, describe_content, describe_provenance, describe_storage, prove_conservation
-from panelflow.panel import Unit, make_units
-from panelflow.plan import Layout, Plan, Shard, check_budget, make_buckets, make_budget, make_shards, unit_bytes_for
+from panelflow.panel import Unit, make_batches, make_units
+from panelflow.plan import Layout, Plan, Shard, make_buckets, make_groups, make_shards
 from panelflow.progress import Reporter
-from panelflow.scan import Scan, merge_scans, scan_unit
-from panelflow.scratch import ScratchReader, UnitSummary
+from panelflow.scan import Scan, merge_scans, scan_units
+from panelflow.scatter import add_summaries
+from panelflow.scratch import UnitSummary
 from panelflow.shards import ArrayGrid
 from panelflow.source import Columns, FileInfo
 from panelflow.splits import assign, check_not_empty
 from panelflow.staging import Staging
+from panelflow.tasks import Tasks
 
 _MERGED_AT_ONCE = 32
-_COUNTED_AT_ONCE = 64
 
 
 def shuffle(
@@ -54,35 +52,35 @@ def shuffle(
         See :func:`panelflow.prepare`.
     """
     started = time.time()
-    unit_bytes = unit_bytes_for(workers.memory_limit, workers.threads)
+    page_bytes = page_bytes_of(infos, 2 + layout.width)
+    unit_bytes = unit_bytes_for(workers.memory_limit, workers.threads, page_bytes)
     units = make_units(infos, columns, unit_bytes)
-    budget = make_budget(layout, max((unit.nbytes for unit in units), default=0), workers.threads)
+    budget = make_budget(layout, largest_of(units), page_bytes, workers.threads)
     check_budget(budget, workers.memory_limit)
-    tasks = _Tasks(client, job, staging, reporter)
-    run_everywhere(client, keep_pages)
+    tasks = Tasks(client, job, staging, reporter)
+    ask_everywhere(client, keep_pages)
     try:
         scan = _scan(tasks, units, columns)
-        plan = _plan(scan, columns, layout, job)
+        plan = _plan(scan, columns, layout, job, len(units))
         plan_future = client.submit(_same, plan, key=tasks.key("plan"), pure=False)
         tasks.held.append(plan_future)
-        summaries, reader_of = _move(tasks, units, plan, plan_future, scan.rows)
-        counts = _count(tasks, plan, plan_future, reader_of)
+        summaries, reader_of = move_rows(tasks, units, plan, plan_future, scan.rows, unit_bytes)
+        counts = count_rows(tasks, plan, plan_future, reader_of)
         rows = np.array([count.rows for count in counts], dtype=np.int64)
         shards = make_shards(plan.buckets, rows, len(plan.orders), layout.shard_rows)
-        total = scatter.add_summaries(summaries)
+        total = add_summaries(summaries)
         if not job.allow_empty:
             _check_not_emptied(plan, shards, total)
         grids = _make_grids(plan, shards)
-        written = _gather(tasks, plan, plan_future, shards, grids, reader_of)
+        written = gather_shards(tasks, plan, plan_future, shards, grids, reader_of)
     finally:
         client.cancel(tasks.held, force=True)
-        run_everywhere(client, release_pages)
+        ask_everywhere(client, release_pages)
     conservation = prove_conservation(plan, scan, total, counts, written)
     content = describe_content(plan, job, total, written, conservation)
     write_metadata(staging.dataset, grids, features=columns.features, targets=columns.targets, names=plan.names)
-    write_manifest(
-        staging.dataset, content, describe_storage(plan, written), describe_provenance(job, budget, summaries, written, started)
-    )
+    provenance = describe_provenance(job, budget, summaries, written, started, reporter.seconds)
+    write_manifest(staging.dataset, content, describe_storage(plan, written), provenance)
 
 
 def _same(plan: Plan) -> Plan:
@@ -90,47 +88,17 @@ def _same(plan: Plan) -> Plan:
     return plan
 
 
-class _Tasks:
-    """Runs one kind of task after another and reports them; ``held`` are futures to be let go at the end."""
-
-    def __init__(self, client: Client, job: Job, staging: Staging, reporter: Reporter) -> None:
-        self.client, self.job, self.staging, self.reporter = client, job, staging, reporter
-        self.held: list[Future] = []
-        self._nonce = time.time_ns()
-
-    def key(self, name: str) -> str:
-        """Key of a kind of task, of this call alone."""
-        return f"panelflow-{name}-{self.job.run[:16]}-{self._nonce}"
-
-    def run(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        arguments: Sequence[tuple[Any, ...]],
-        measure: Callable[[Any], tuple[float, int]],
-        total: float,
-        unit: str = "rows",
-    ) -> list[Any]:
-        """Results in order; ``measure`` tells the progress (units, bytes) of one."""
-        self.reporter.phase(name, total, unit)
-        results = run_tasks(
-            self.client, function, arguments, self.key(name), lambda result: self.reporter.advance(*measure(result))
-        )
-        reused = sum(bool(getattr(result, "reused", False)) for result in results)
-        self.reporter.finish(f"{reused} of {len(results)} pieces were there already" if reused else "")
-        return results
-
-
-def _scan(tasks: _Tasks, units: Sequence[Unit], columns: Columns) -> Scan:
+def _scan(tasks: Tasks, units: Sequence[Unit], columns: Columns) -> Scan:
     """Scan every unit and merge the scans on the workers; only the last comes here."""
     client, reporter, job = tasks.client, tasks.reporter, tasks.job
     reporter.phase("scan", sum(unit.nbytes for unit in units), "bytes")
+    batches = make_batches(units)
     futures = [
-        client.submit(guarded, scan_unit, unit, columns, job.seed, job.source_options, key=f"{tasks.key('scan')}-{unit.index}")
-        for unit in units
+        client.submit(guarded, scan_units, batch, columns, job.seed, job.source_options, key=f"{tasks.key('scan')}-{i}")
+        for i, batch in enumerate(batches)
     ]
     tasks.held += futures
-    sizes = {future.key: unit.nbytes for future, unit in zip(futures, units, strict=True)}
+    sizes = {future.key: sum(unit.nbytes for unit in batch) for future, batch in zip(futures, batches, strict=True)}
     merged, level = futures, 0
     while len(merged) > 1:
         groups = [merged[start : start + _MERGED_AT_ONCE] for start in range(0, len(merged), _MERGED_AT_ONCE)]
@@ -164,12 +132,15 @@ def _check_not_emptied(plan: Plan, shards: Sequence[Shard], total: UnitSummary) 
             )
 
 
-def _plan(scan: Scan, columns: Columns, layout: Layout, job: Job) -> Plan:
+def _plan(scan: Scan, columns: Columns, layout: Layout, job: Job, num_units: int) -> Plan:
     zone, kind = next(iter(scan.zones)), next(iter(scan.kinds))
     assignment = assign(job.split, scan.dates, zone=zone, horizon=job.horizon, embargo=job.embargo)
     if not job.allow_empty:
         check_not_empty(assignment, scan.dates, scan.rows_per_date)
     buckets = make_buckets(assignment, scan.rows_per_date, job.row_orders, layout.bucket_rows)
+    rows = int(scan.rows_per_date[assignment.labels >= 0].sum())
+    shard_bytes = layout.shard_rows * layout.row_bytes
+    groups = make_groups(rows * layout.row_bytes, shard_bytes, num_units, len(buckets.split))
     return Plan(
         columns=columns,
         layout=layout,
@@ -182,71 +153,10 @@ def _plan(scan: Scan, columns: Columns, layout: Layout, job: Job) -> Plan:
         assignment=assignment,
         orders=job.row_orders,
         buckets=buckets,
-        rows_expected=int(scan.rows_per_date[assignment.labels >= 0].sum()),
+        groups=groups,
+        rows_expected=rows,
         compression=job.compression,
     )
-
-
-ReaderOf = Callable[[int, int], Any]
-"""What a task gets to read buckets ``[first, stop)`` from."""
-
-
-def _move(tasks: _Tasks, units: Sequence[Unit], plan: Plan, plan_future: Future, rows: int) -> tuple[list[UnitSummary], ReaderOf]:
-    """Bring the rows of each bucket together, by scratch files or by Dask's P2P shuffle."""
-    job, scratch, num_buckets = tasks.job, tasks.staging.scratch, len(plan.buckets.split)
-    measure = lambda summary: (summary.rows, summary.nbytes)  # noqa: E731
-    if job.exchange == "files" or num_buckets == 0:
-        arguments = [(unit, plan_future, scratch, job.run, job.source_options) for unit in units]
-        summaries = tasks.run("scatter", scatter.scatter_unit, arguments, measure, rows)
-        reader = ScratchReader(scratch, len(units), num_buckets, plan.layout)
-        return summaries, lambda first, stop: reader
-    frames = p2p.exchange(tasks.client, units, plan, plan_future, scratch, job.run, job.source_options)
-    tasks.held += frames
-    p2p.wait(tasks.client, frames)
-    summaries = tasks.run("scatter", p2p.read_summary, [(unit, scratch) for unit in units], measure, rows)
-    return summaries, lambda first, stop: (first, frames[first:stop], plan.layout)
-
-
-def _count(tasks: _Tasks, plan: Plan, plan_future: Future, reader_of: ReaderOf) -> list[BucketCount]:
-    """Final rows of every bucket, in their order."""
-    num_buckets, total = len(plan.buckets.split), plan.rows_expected
-    if plan.rules.duplicates != "error":
-        return _count_distinct(tasks, plan, plan_future, reader_of)
-    step = 1 if tasks.job.exchange == "p2p" else _COUNTED_AT_ONCE  # frames would travel to be counted, files do not
-    ranges = [(first, min(first + step, num_buckets)) for first in range(0, num_buckets, step)]
-    arguments = [(*bounds, reader_of(*bounds)) for bounds in ranges]
-    measure = lambda counts: (sum(count.rows for count in counts), 0)  # noqa: E731
-    return [item for counts in tasks.run("count", _count_written, arguments, measure, total) for item in counts]
-
-
-def _count_distinct(tasks: _Tasks, plan: Plan, plan_future: Future, reader_of: ReaderOf) -> list[BucketCount]:
-    arguments = [(bucket, plan_future, reader_of(bucket, bucket + 1)) for bucket in range(len(plan.buckets.split))]
-    return tasks.run("count", _count_bucket, arguments, lambda count: (count.rows, 0), plan.rows_expected)
-
-
-def _explain_duplicates(counts: Sequence[BucketCount]) -> DuplicateKeysError:
-    duplicates, shown = sum(count.duplicates for count in counts), [item for count in counts for item in count.shown]
-    lines = ", ".join(f"({name!r}, {pd.Timestamp(date)}: {size} rows)" for date, name, size in shown[:SHOWN_DUPLICATES])
-    return DuplicateKeysError(
-        f"{duplicates:,} rows repeat the (entity, date) of another: {lines}{', ...' if len(shown) > SHOWN_DUPLICATES else ''}. "
-        f"Correct the source, or keep one of each by duplicates='first' or 'last' (in the order of the source)."
-    )
-
-
-def _count_written(first: int, stop: int, reader: Any) -> list[BucketCount]:
-    return count_written(first, stop, _open_reader(reader))
-
-
-def _count_bucket(bucket: int, plan: Plan, reader: Any) -> BucketCount:
-    return count_distinct(bucket, plan, _open_reader(reader))
-
-
-def _gather_shard(shard: Shard, plan: Plan, reader: Any, *rest: Any) -> ShardSummary:
-    return gather.gather_shard(shard, plan, _open_reader(reader), *rest)
-
-
-def _open_reader(reader: Any) -> Any:
-    return p2p.FrameReader(*reader) if isinstance(reader, tuple) else reader
 
 
 def _make_grids(plan: Plan, shards: Sequence[Shard]) -> dict[str, list[ArrayGrid]]:
@@ -265,32 +175,3 @@ def _make_grids(plan: Plan, shards: Sequence[Shard]) -> dict[str, list[ArrayGrid
         )
         for index, name in enumerate(plan.assignment.names)
     }
-
-
-def _gather(
-    tasks: _Tasks,
-    plan: Plan,
-    plan_future: Future,
-    shards: Sequence[Shard],
-    grids: dict[str, list[ArrayGrid]],
-    reader_of: ReaderOf,
-) -> list[ShardSummary]:
-    staging, names = tasks.staging, plan.assignment.names
-    arguments = [
-        (
-            shard,
-            plan_future,
-            reader_of(shard.first_bucket, shard.stop_bucket),
-            grids[names[shard.split]],
-            staging.dataset,
-            staging.scratch,
-            tasks.job.run,
-        )
-        for shard in shards
-    ]
-    total = sum(shard.num_rows for shard in shards)
-    measure = lambda summary: (summary.rows, sum(summary.sizes.values()))  # noqa: E731
-    try:
-        return tasks.run("gather", _gather_shard, arguments, measure, total)
-    except DuplicateKeysError:
-        raise _explain_duplicates(_count_distinct(tasks, plan, plan_future, reader_of)) from None

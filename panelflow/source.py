@@ -64,6 +64,8 @@ class FileInfo:
         Bytes on disk.
     changed
         What the file system tells about its last change.
+    empty
+        No row in it: no byte, no line below the header, no row group.
     """
 
     file: SourceFile
@@ -72,6 +74,7 @@ class FileInfo:
     groups: tuple[int, ...]
     size: int
     changed: str = ""
+    empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,54 +202,72 @@ def inspect_file(file: SourceFile, options: dict[str, Any]) -> FileInfo:
     PanelError
         The file is empty, torn or of another format.
     """
-    constants: dict[str, bool | None] = dict.fromkeys(file.constants)
     try:
+        size, changed = file_state(file.path, options)
+        if size == 0:
+            return FileInfo(file, {}, {}, (), 0, changed, empty=True)
+        columns: dict[str, bool | None] = dict.fromkeys(file.constants)
+        if file.format == "csv":
+            names, empty = _read_header(file, options)
+            return FileInfo(file, columns | dict.fromkeys(names), {}, (), size, changed, empty)
         with open_input(file.path, options) as stream:
-            if file.format == "csv":
-                stream.seek(0, 2)
-                names = dict.fromkeys(csv_header(file, options))
-                return FileInfo(file, constants | names, {}, (), stream.tell(), _last_change(file.path, options))
             parquet = open_parquet(stream)
             schema, meta = parquet.schema_arrow, parquet.metadata
-            _refuse_repeated(file, schema.names)
-            numeric: dict[str, bool | None] = {field.name: is_numeric(field.type) for field in schema}
-            groups = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
-            types = {field.name: str(field.type) for field in schema}
-            stream.seek(0, 2)
-            return FileInfo(file, constants | numeric, types, groups, stream.tell(), _last_change(file.path, options))
+        _refuse_repeated(file, schema.names)
+        numeric: dict[str, bool | None] = {field.name: is_numeric(field.type) for field in schema}
+        groups = tuple(meta.row_group(i).num_rows for i in range(meta.num_row_groups))
+        types = {field.name: str(field.type) for field in schema}
+        return FileInfo(file, columns | numeric, types, groups, size, changed, empty=meta.num_rows == 0)
     except (pa.ArrowInvalid, OSError, UnicodeDecodeError, *DAMAGED) as error:
         raise PanelError(f"{file.shown} cannot be read as {file.format}: {error}") from error
 
 
-def open_parquet(source: Any, categories: Sequence[str] = ()) -> pq.ParquetFile:
+def open_parquet(source: Any, categories: Sequence[str] = (), *, prefetch: bool = False, buffer_size: int = 0) -> pq.ParquetFile:
     """A Parquet file; text columns among ``categories`` come with each distinct value once.
 
-    Old 96-bit times come in microseconds, so that a year beyond 2262 is seen and refused.
+    Old 96-bit times come in microseconds, so that a year beyond 2262 is seen and refused. ``prefetch`` joins the reads of
+    many columns into few, as object stores want it.
     """
-    return pq.ParquetFile(source, coerce_int96_timestamp_unit="us", read_dictionary=list(categories), pre_buffer=False)
+    return pq.ParquetFile(
+        source,
+        coerce_int96_timestamp_unit="us",
+        read_dictionary=list(categories),
+        pre_buffer=prefetch,
+        buffer_size=buffer_size,
+    )
 
 
-def _last_change(path: str, options: dict[str, Any]) -> str:
+_STATE = ("mtime", "ino", "created", "ETag", "etag", "LastModified", "last_modified", "generation", "md5Hash")
+"""What file systems and object stores tell of the state of a file, where they do."""
+
+
+def file_state(path: str, options: dict[str, Any]) -> tuple[int, str]:
+    """Size of a file, and what changes whenever its content does."""
     filesystem, plain = url_to_fs(path, **options)
-    return str(filesystem.ukey(plain))
+    filesystem.invalidate_cache(filesystem._parent(plain))
+    info = filesystem.info(plain)
+    return int(info["size"]), str([(name, str(info[name])) for name in ("size", *_STATE) if name in info])
 
 
 def csv_header(file: SourceFile, options: dict[str, Any]) -> list[str]:
+    """Column names of a CSV file."""
+    return _read_header(file, options)[0]
+
+
+def _read_header(file: SourceFile, options: dict[str, Any]) -> tuple[list[str], bool]:
+    """Column names, from the header line alone, so that no type is guessed from the rows; and whether nothing stands below."""
     with open_input(file.path, options | {"compression": "infer"}) as stream:
-        names = csv.open_csv(pa.BufferReader(_first_lines(stream)), parse_options=csv_dialect(file)).schema.names
+        line = stream.readline()
+        empty = not stream.read(64).strip()
+    names = csv.open_csv(pa.BufferReader(line), parse_options=csv_dialect(file)).schema.names if line.strip() else []
     _refuse_repeated(file, names)
-    return cast("list[str]", names)
+    return cast("list[str]", names), empty
 
 
 def _refuse_repeated(file: SourceFile, names: list[str]) -> None:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise PanelError(f"{file.shown}: the file names a column twice; rename one: {repeated[0]!r}")
-
-
-def _first_lines(stream: Any) -> bytes:
-    """The header line alone, so that no data type is guessed from the rows."""
-    return cast(bytes, stream.readline())
 
 
 def csv_dialect(file: SourceFile) -> csv.ParseOptions:

@@ -8,6 +8,7 @@
       run            digest of options and source; another digest starts afresh
       spool/         a data frame source, written down once
       units/         scratch files
+      groups/        scratch files of a second pass, where there is one
       shards/        one note for each finished shard
       dataset/       the dataset, renamed to sp500.zarr when it is whole
 
@@ -59,8 +60,10 @@ class Staging:
 
 
 @contextlib.contextmanager
-def stage(output: Folder, scratch: Folder | None, run: str, overwrite: bool) -> Iterator[Staging]:
+def stage(output: Folder, scratch: Folder | None, run: str, overwrite: bool, *, resume: bool = True) -> Iterator[Staging]:
     """Hold the lease of an output and its folders; they are removed on success and where the source is at fault.
+
+    Without ``resume`` they are removed in any case, and what an earlier run left is not used.
 
     Raises
     ------
@@ -73,9 +76,9 @@ def stage(output: Folder, scratch: Folder | None, run: str, overwrite: bool) -> 
     root = output.sibling(f".{output.name}.partial")
     root.make()
     lease = take_lease(root, output.path())
-    staging, finished = None, False
+    staging, finished = None, not resume
     try:
-        staging = _prepare_folders(output, root, scratch, run, lease)
+        staging = _prepare_folders(output, root, scratch, run, lease, resume)
         yield staging
         finished = True
     except (PanelError, OptionError):
@@ -116,13 +119,13 @@ def _check_replaceable(output: Folder, overwrite: bool) -> None:
         raise DatasetExistsError(f"{output.path()} is no panelflow dataset; it is not replaced. Move it away.") from None
 
 
-def _prepare_folders(output: Folder, root: Folder, scratch: Folder | None, run: str, lease: Lease) -> Staging:
+def _prepare_folders(output: Folder, root: Folder, scratch: Folder | None, run: str, lease: Lease, resume: bool) -> Staging:
     place = hashlib.sha256(output.path().encode()).hexdigest()[:8]  # two outputs may share a scratch folder
     before = root.read("run").decode() if root.exists("run") else ""
     own = root if scratch is None else scratch.sub(f"panelflow-{place}-{run[:16]}")
     dataset = root.sub("dataset") if output.is_local else output
-    if before != run:
-        for name in ("spool", "units", "shards"):
+    if before != run or not resume:
+        for name in ("spool", "units", "groups", "shards"):
             own.remove(name)
         if before and scratch is not None:
             scratch.remove(f"panelflow-{place}-{before[:16]}")

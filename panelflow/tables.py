@@ -7,9 +7,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from panelflow.sizing import Estimate
 from panelflow.store import Dataset
 
 _PLAIN_WIDTH = 120
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def make_console() -> Console:
@@ -46,7 +48,39 @@ def print_splits(dataset: Dataset) -> None:
     rows = content["conservation"]["rows"]
     reasons = ", ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in rows.items())
     console.print(f"{content['conservation']['source_rows']:,} source rows = {reasons}", highlight=False)
+    empty = dataset.manifest["provenance"]["empty_files"]
+    if empty:
+        names = ", ".join(empty[:3]) + (", ..." if len(empty) > 3 else "")
+        console.print(f"{len(empty):,} empty files left out: {names}", highlight=False)
     console.print(f"dataset id {dataset.dataset_id}", highlight=False)
+
+
+def print_estimate(estimate: Estimate) -> None:
+    """What a run would take, a line for each figure."""
+    table = Table("what", "figure", title="The run, at most")
+    rows = {
+        "rows, features": f"{estimate.rows:,}, {estimate.features:,}",
+        "workers, threads of each": f"{estimate.workers:,}, {estimate.threads}",
+        "memory of a worker, needed": _bytes(estimate.worker_bytes),
+        "memory of a worker, limit": "none" if estimate.memory_limit is None else _bytes(estimate.memory_limit),
+        "passes over scratch": str(estimate.passes),
+        "tasks": ", ".join(f"{name} {count:,}" for name, count in estimate.tasks.items() if count),
+        "units, bytes decoded": f"{estimate.units:,}, {_bytes(estimate.unit_bytes)}",
+        "scratch files, bytes": f"{estimate.scratch_files:,}, {_bytes(estimate.scratch_bytes)}",
+        "segments read, bytes of each": f"{estimate.segments:,}, {_bytes(estimate.segment_bytes)}",
+        "shards, bytes of the dataset": f"{estimate.shards:,}, {_bytes(estimate.output_bytes)}",
+        "bytes read, written": f"{_bytes(estimate.bytes_read)}, {_bytes(estimate.bytes_written)}",
+    }
+    for name, figure in rows.items():
+        table.add_row(name, figure)
+    make_console().print(table)
+
+
+def _bytes(size: int) -> str:
+    scaled, unit = float(size), 0
+    while scaled >= 1024 and unit < len(_UNITS) - 1:
+        scaled, unit = scaled / 1024, unit + 1
+    return f"{scaled:,.1f} {_UNITS[unit]}"
 
 
 def print_features(dataset: Dataset) -> None:

@@ -9,9 +9,23 @@ import panelflow
 
 PACKAGE = Path(panelflow.__file__).parent
 COMMON = ["errors", "hashing", "sorting", "progress", "allocator", "files"]
-PREPARE = ["splits", "columns", "source", "panel", "plan", "scan", "scratch", "scatter", "count", "gather"]
+PREPARE = [
+    "splits",
+    "columns",
+    "source",
+    "panel",
+    "pieces",
+    "plan",
+    "budget",
+    "scan",
+    "scratch",
+    "scatter",
+    "regroup",
+    "count",
+    "gather",
+]
 STORE = ["shards", "statistics", "format", "store", "integrity"]
-DASK = ["lease", "staging", "manifest", "cluster", "p2p", "frames", "shuffle", "preparation"]
+DASK = ["lease", "staging", "manifest", "cluster", "tasks", "p2p", "exchange", "frames", "shuffle", "preparation", "sizing"]
 TORCH = [
     "order",
     "reading",
@@ -26,7 +40,7 @@ TORCH = [
     "checkpoint",
     "trainer",
 ]
-FRONT = ["tables", "demo", "cli", "__main__"]
+FRONT = ["tables", "demo", "runs", "cli", "__main__"]
 # A module may import those before it in this list, and nothing else of the package.
 IN_ORDER = [
     *COMMON,
@@ -34,7 +48,9 @@ IN_ORDER = [
     "columns",
     "source",
     "panel",
+    "pieces",
     "plan",
+    "budget",
     "scan",
     "scratch",
     "shards",
@@ -43,6 +59,7 @@ IN_ORDER = [
     "store",
     "integrity",
     "scatter",
+    "regroup",
     "count",
     "gather",
     *DASK,

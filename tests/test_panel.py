@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import panelflow as pf
-from panelflow.panel import Piece, make_units, read_piece
+from panelflow.panel import Piece, make_batches, make_units
+from panelflow.pieces import read_piece, read_pieces
 from panelflow.source import FileInfo, SourceFile, inspect_file, list_files, select_columns
 
 
@@ -54,6 +56,33 @@ def test_units_keep_the_order_and_the_bound(tmp_path: Path) -> None:
     ]
     assert all(unit.nbytes <= 25 * 32 for unit in units)
     assert len(make_units(infos, columns, unit_bytes=10**9)) == 1
+
+
+@pytest.mark.parametrize("rows_of_a_batch", [1000, 7])
+def test_a_huge_row_group_is_read_as_a_stream_of_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows_of_a_batch: int
+) -> None:
+    """A batch may be shorter than asked for; units are not."""
+    frame = pd.DataFrame({"e": [f"s{i % 9}" for i in range(95)], "d": 20200101, "f": np.arange(95.0), "t": 1.0})
+    frame.iloc[:80].to_parquet(tmp_path / "a.parquet", row_group_size=80, index=False)
+    frame.iloc[80:].to_parquet(tmp_path / "b.parquet", row_group_size=5, index=False)
+    infos = [inspect_file(file, {}) for file in list_files(str(tmp_path), None, {})]
+    columns = select_columns(infos, entity="e", date="d", features=["f"], targets=["t"], weight=None)
+    units = make_units(infos, columns, unit_bytes=25 * 32)
+    assert all(unit.nbytes <= 25 * 32 for unit in units)
+    batches = make_batches(units)
+    assert [len(batch) for batch in batches] == [4]
+    whole = pq.ParquetFile.iter_batches
+
+    def iter_batches(self: pq.ParquetFile, size: int, **options: object) -> object:
+        return whole(self, min(size, rows_of_a_batch), **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", iter_batches)
+    tables = [list(read_pieces([p for u in batch for p in u.pieces], ["e", "d"], ["f"], {})) for batch in batches]
+    assert [table.num_rows for table in tables[0]] == [25, 25, 25, 5, 15]
+    assert [value for batch in tables for table in batch for value in table["f"].to_pylist()] == frame["f"].tolist()
+    names = [table["e"].cast("string").to_pylist() for batch in tables for table in batch]
+    assert [name for part in names for name in part] == frame["e"].tolist()
 
 
 def test_directories_globs_lists_and_hidden_files(tmp_path: Path) -> None:
@@ -99,7 +128,7 @@ def test_only_hive_segments_below_the_source_count(tmp_path: Path) -> None:
 def test_a_hive_null_is_a_missing_value_and_a_missing_key() -> None:
     file = SourceFile("a.csv", "csv", {"x": "", "k": ""})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("panelflow.panel._read_csv", lambda *_: pa.table({"v": [1.0, 2.0]}))
+        patch.setattr("panelflow.pieces._read_csv", lambda *_: pa.table({"v": [1.0, 2.0]}))
         table = read_piece(Piece(file, 0, 1, 0, 0), ["k"], ["v", "x"], {})
     assert table["x"].to_pylist() == [None, None] or np.isnan(table["x"].to_pylist()).all()
     assert table["k"].to_pylist() == ["", ""]

@@ -158,6 +158,30 @@ def test_same_bytes_from_p2p(prepare: Prepare, dataset: pf.Dataset, parquet: Pat
     assert_same(prepare(PANEL, exchange="p2p", weight="size"), dataset)
 
 
+def test_same_bytes_in_two_passes(
+    prepare: Prepare, unweighted: pf.Dataset, parquet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many units and shards, so that scatter's files are sorted once more by group before shards are gathered."""
+    groups = []
+
+    def make_groups(*arguments: Any) -> Any:
+        groups.append(make_groups_of_plan(*arguments))
+        return groups[-1]
+
+    from panelflow.plan import make_groups as make_groups_of_plan
+
+    monkeypatch.setattr("panelflow.shuffle.make_groups", make_groups)
+    monkeypatch.setattr("panelflow.plan.FEW_SEGMENTS", 10)
+    monkeypatch.setattr("panelflow.plan.SEGMENT_BYTES", 500)
+    monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: 5_000)
+    assert_same(prepare(parquet), unweighted)
+    assert len(groups[0]) > 4
+    repeated = pd.concat([PANEL, PANEL.iloc[:50]])
+    kept = prepare(repeated, duplicates="first")
+    assert kept.manifest["content"]["conservation"]["rows"]["duplicate"] > 0
+    assert kept.manifest["content"]["shards"] == unweighted.manifest["content"]["shards"]
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_same_bytes_from_any_cluster(unweighted: pf.Dataset, parquet: Path, tmp_path: Path, workers: int) -> None:
     options = {**OPTIONS, "workers": workers, "memory_limit": "1GiB" if workers == 4 else "2GiB"}
@@ -562,7 +586,7 @@ def test_a_killed_run_continues_and_ends_with_the_same_bytes(
 ) -> None:
     output = tmp_path / "out.zarr"
     monkeypatch.setattr("panelflow.shuffle.unit_bytes_for", lambda *_: 20_000)
-    for phase in ("panelflow.shuffle._count", "panelflow.shuffle.write_metadata", "panelflow.shuffle.write_manifest"):
+    for phase in ("panelflow.shuffle.count_rows", "panelflow.shuffle.write_metadata", "panelflow.shuffle.write_manifest"):
         with monkeypatch.context() as patch:
             patch.setattr(phase, stop_here)
             with pytest.raises(KeyboardInterrupt):
@@ -745,18 +769,18 @@ def test_a_source_that_cannot_be_read_keeps_what_is_done(
     calls = iter(range(10**6))
 
     def flaky(*arguments: Any) -> Any:
-        if next(calls) == 4:
+        if next(calls) == 12:
             raise OSError(5, "Input/output error")
-        return read_piece(*arguments)
+        return _read_groups(*arguments)
 
-    from panelflow.panel import read_piece
+    from panelflow.pieces import _read_groups
 
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster, set_as_default=False) as local,
     ):
         with monkeypatch.context() as patch, pytest.raises(pf.StorageError, match="Input/output error"):
-            patch.setattr("panelflow.scatter.read_piece", flaky)
+            patch.setattr("panelflow.pieces._read_groups", flaky)
             pf.prepare(parquet, tmp_path / "out.zarr", client=local, **OPTIONS)
         done = pf.prepare(parquet, tmp_path / "out.zarr", client=local, **OPTIONS)
     assert done.dataset_id == unweighted.dataset_id

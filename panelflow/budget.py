@@ -1,0 +1,98 @@
+"""The memory that tasks take, known before any of them runs, and the size of units that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from panelflow.errors import MemoryBudgetError
+from panelflow.panel import Unit
+from panelflow.plan import Layout, MiB
+from panelflow.source import FileInfo
+
+BASE_BYTES = 256 * MiB
+"""What a worker process holds before any row: Python, Dask, Arrow, pandas."""
+KEY_BYTES = 64
+"""Bytes that sorting takes for each row: codes, dates, hash, order and its inverse."""
+_PAGE_BYTES = 2 * MiB
+"""What a reader of a Parquet column holds beside its result, at most: a page and a dictionary."""
+_WRITE_BYTES = 16 * MiB
+"""Blocks on their way into a shard: copied, compressed, as float64 for statistics."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that one task of each kind holds at most, and what a worker needs for them."""
+
+    scatter: int
+    count: int
+    gather: int
+    threads: int
+
+    @property
+    def worker(self) -> int:
+        return BASE_BYTES + self.threads * max(self.scatter, self.count, self.gather)
+
+    def as_dict(self) -> Mapping[str, int]:
+        return {"scatter": self.scatter, "count": self.count, "gather": self.gather, "worker": self.worker}
+
+
+def make_budget(layout: Layout, unit_bytes: int, page_bytes: int, threads: int) -> Budget:
+    """The memory formula.
+
+    * scatter: a unit as Arrow table, as text or text columns, and grouped by bucket, beside the pages of all columns;
+    * count: the keys of a bucket, where duplicates are kept;
+    * gather: the rows of a shard, those of a unit that holds some of them, and the keys around it.
+
+    Parameters
+    ----------
+    unit_bytes
+        Bytes of the largest unit, at eight for each value.
+    page_bytes
+        See :func:`page_bytes_of`.
+    """
+    bucket_rows, shard_rows = layout.bucket_rows, layout.shard_rows
+    return Budget(
+        scatter=3 * unit_bytes + page_bytes,
+        count=2 * bucket_rows * KEY_BYTES,
+        gather=shard_rows * layout.row_bytes + unit_bytes + (shard_rows + 2 * bucket_rows) * KEY_BYTES + _WRITE_BYTES,
+        threads=threads,
+    )
+
+
+def page_bytes_of(infos: Sequence[FileInfo], num_columns: int) -> int:
+    """Pages that are open while a row group is read: one of each column, no larger than the column in the largest group."""
+    rows = max((group for info in infos for group in info.groups), default=0)
+    return num_columns * min(8 * rows, _PAGE_BYTES)
+
+
+def unit_bytes_for(memory_limit: int | None, threads: int, page_bytes: int = 0) -> int:
+    """Decoded bytes of an input unit that leave room for three copies per thread, between 1 and 64 MiB."""
+    if memory_limit is None:
+        return 64 * MiB
+    room = (int(memory_limit * 0.7) - BASE_BYTES) // threads - page_bytes
+    return int(np.clip(room // 3, MiB, 64 * MiB))
+
+
+def largest_of(units: Sequence[Unit]) -> int:
+    """Bytes of the largest unit, decoded."""
+    return max((unit.nbytes for unit in units), default=0)
+
+
+def check_budget(budget: Budget, memory_limit: int | None) -> None:
+    """Refuse options that do not fit.
+
+    Raises
+    ------
+    MemoryBudgetError
+        With all the numbers and the options that change them.
+    """
+    if memory_limit is not None and budget.worker > memory_limit:
+        parts = ", ".join(f"{name} {size / MiB:,.0f} MiB" for name, size in budget.as_dict().items() if name != "worker")
+        raise MemoryBudgetError(
+            f"A worker needs {budget.worker / MiB:,.0f} MiB ({BASE_BYTES / MiB:,.0f} MiB and {budget.threads} threads at the "
+            f"largest of: {parts}), but it has {memory_limit / MiB:,.0f} MiB. Lower shard_bytes, give a worker fewer threads or "
+            f"more memory, or write the source in smaller row groups; memory_limit={memory_limit}"
+        )
