@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import signal
 import threading
 import time
 import uuid
@@ -42,17 +43,29 @@ def connect(client: Client | None, *, workers: int | None, threads_per_worker: i
             raise OptionError(f"An asynchronous Dask client cannot be used from a plain call; client={client!r}")
         yield client
         return
-    with (
-        LocalCluster(
+    with _deaf_to_interrupts():
+        cluster = LocalCluster(
             n_workers=workers,
             threads_per_worker=threads_per_worker,
             memory_limit=memory_limit,
             host="127.0.0.1",
             dashboard_address="127.0.0.1:0",
-        ) as cluster,
-        Client(cluster, set_as_default=False) as own,
-    ):
+        )
+    with cluster, Client(cluster, set_as_default=False) as own:
         yield own
+
+
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C, which a terminal sends to all: this process hears it, and ends them in good order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)

@@ -76,17 +76,20 @@ def stage(output: Folder, scratch: Folder | None, run: str, overwrite: bool, *, 
     root = output.sibling(f".{output.name}.partial")
     root.make()
     lease = take_lease(root, output.path())
-    staging, finished = None, not resume
+    staging = _folders_of(output, root, scratch, run, lease)
+    keep = resume
     try:
-        staging = _prepare_folders(output, root, scratch, run, lease, resume)
+        _prepare_folders(staging, scratch, run, resume)
         yield staging
-        finished = True
-    except (PanelError, OptionError):
-        finished = True
+        keep = False
+    except BaseException as error:
+        keep = resume and not isinstance(error, PanelError | OptionError)
+        if not keep and not output.is_local:
+            staging.dataset.remove()  # it was written in place
         raise
     finally:
         lease.stop()
-        if finished and staging is not None:
+        if not keep:
             _remove(staging)
         lease.release()
 
@@ -119,21 +122,28 @@ def _check_replaceable(output: Folder, overwrite: bool) -> None:
         raise DatasetExistsError(f"{output.path()} is no panelflow dataset; it is not replaced. Move it away.") from None
 
 
-def _prepare_folders(output: Folder, root: Folder, scratch: Folder | None, run: str, lease: Lease, resume: bool) -> Staging:
-    place = hashlib.sha256(output.path().encode()).hexdigest()[:8]  # two outputs may share a scratch folder
+def _folders_of(output: Folder, root: Folder, scratch: Folder | None, run: str, lease: Lease) -> Staging:
+    own = root if scratch is None else scratch.sub(_scratch_name(output, run))
+    return Staging(output, root, own, root.sub("dataset") if output.is_local else output, lease)
+
+
+def _scratch_name(output: Folder, run: str) -> str:
+    """Two outputs may share a scratch folder."""
+    return f"panelflow-{hashlib.sha256(output.path().encode()).hexdigest()[:8]}-{run[:16]}"
+
+
+def _prepare_folders(staging: Staging, scratch: Folder | None, run: str, resume: bool) -> None:
+    root = staging.root
     before = root.read("run").decode() if root.exists("run") else ""
-    own = root if scratch is None else scratch.sub(f"panelflow-{place}-{run[:16]}")
-    dataset = root.sub("dataset") if output.is_local else output
     if before != run or not resume:
         for name in ("spool", "units", "groups", "shards"):
-            own.remove(name)
+            staging.scratch.remove(name)
         if before and scratch is not None:
-            scratch.remove(f"panelflow-{place}-{before[:16]}")
-        dataset.remove()
+            scratch.remove(_scratch_name(staging.output, before))
+        staging.dataset.remove()
         root.write("run", [run.encode()])
-    own.make()
-    dataset.make()
-    return Staging(output, root, own, dataset, lease)
+    staging.scratch.make()
+    staging.dataset.make()
 
 
 def _remove(staging: Staging) -> None:
