@@ -7,6 +7,7 @@ import queue
 import signal
 import threading
 import time
+import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -183,6 +184,10 @@ def guarded(function: Callable[..., Any], *args: Any) -> Any:
         return Failure(error)
     except OSError as error:
         return Failure(StorageError(f"{error.filename or 'a file'}: {error.strerror or error}"))
+    except Exception as error:  # whatever a library met there; its traceback travels as a note
+        failure = WorkerError(f"A task failed on a worker ({type(error).__name__}: {error}). Finished pieces are kept.")
+        failure.add_note(traceback.format_exc())
+        return Failure(failure)
 
 
 def run_tasks(

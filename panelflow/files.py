@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from fsspec.core import url_to_fs
 
-from panelflow.errors import StorageError
+from panelflow.errors import PanelflowError, StorageError
 
 _WRITE_BYTES = 2**19
 """Bytes of one write call: for much larger ones Linux caches a file in huge pages, which take longer to find than to fill."""
@@ -190,6 +190,27 @@ def _refused(error: OSError, path: str, written: int) -> StorageError:
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def reaching(url: str) -> Iterator[None]:
+    """Errors of whatever library reaches an object store, in words; a local path has none.
+
+    Raises
+    ------
+    StorageError
+    """
+    try:
+        yield
+    except (PanelflowError, FileNotFoundError):
+        raise
+    except Exception as error:
+        if "://" not in url:
+            raise
+        raise StorageError(
+            f"{url} cannot be reached ({type(error).__name__}: {error}). Check the address, the network, and the credentials "
+            f"(storage_options for the source, output_options for the output)."
+        ) from error
 
 
 @contextlib.contextmanager

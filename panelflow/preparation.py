@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from typing import Any
 
@@ -106,7 +107,8 @@ def prepare(
     client
         A Dask client, left as it is found; by default the current one, else a local cluster for this call.
     scratch
-        Folder for scratch files that all workers see; beside the output by default. Holds about the bytes of the output.
+        Folder for scratch files that all workers see; beside the output by default. Holds about the bytes of the output, twice
+        where :func:`panelflow.estimate` says two passes. On an object store it is opened with ``output_options``.
     duplicates
         ``"error"``, or keep the ``"first"`` or ``"last"`` row of a key in canonical order (sorted path, then row).
     missing_target
@@ -197,12 +199,13 @@ def prepare(
             empty_files=[info.file.shown for info in listed if info.empty],
             run=run,
         )
-        scratch_folder = None if scratch is None else Folder(_absolute(scratch), output_options or {})
+        scratch_folder = None if scratch is None else _scratch_folder(_absolute(scratch), target)
         with Reporter(progress) as reporter, stage(target, scratch_folder, run, overwrite, resume=resume) as staging:
             if frames.is_frame(source):
                 names = [*columns.keys, *columns.floats]
                 files = frames.spool(dask_client, source, names, staging.scratch)
-                infos = _inspect_files(dask_client, files, storage_options or {})
+                job = replace(job, source_options=staging.scratch.options)
+                infos = _inspect_files(dask_client, files, job.source_options)
                 columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # as above
             check_shared(dask_client, {staging.scratch.url: staging.scratch, staging.dataset.url: staging.dataset}.values())
             shuffle(dask_client, available, infos, columns, layout, job, staging, reporter)
@@ -260,6 +263,12 @@ def _absolute(path: str | os.PathLike[str]) -> str:
     """A local path as workers elsewhere see it; URLs stay as they are."""
     text = os.fspath(path)
     return text if "://" in text else os.path.realpath(os.path.expanduser(text))
+
+
+def _scratch_folder(place: str, output: Folder) -> Folder:
+    """Scratch, opened with the options of the output where it lies on storage of the same kind."""
+    same = place.partition("://")[0] == str(output.url).partition("://")[0] and "://" in place
+    return Folder(place, output.options if same else {})
 
 
 def _inspect_source(client: Client, source: Any, template: str | None, options: dict[str, Any]) -> list[FileInfo]:

@@ -24,7 +24,7 @@ from fsspec.core import url_to_fs
 
 from panelflow.columns import is_numeric
 from panelflow.errors import OptionError, PanelError
-from panelflow.files import open_input
+from panelflow.files import open_input, reaching
 
 _FORMATS = {".parquet": "parquet", ".pq": "parquet", ".parq": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv"}
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
@@ -137,6 +137,11 @@ def list_files(source: Any, template: str | None, options: dict[str, Any]) -> li
 
 def _expand(path: str, options: dict[str, Any]) -> list[tuple[str, str]]:
     """Files of one item of the source, each with the folder below which hive segments count."""
+    with reaching(path):
+        return _find(path, options)
+
+
+def _find(path: str, options: dict[str, Any]) -> list[tuple[str, str]]:
     filesystem, plain = url_to_fs(path, **options)
     if any(character in plain for character in _MAGIC) and not filesystem.exists(plain):
         fixed = takewhile(lambda segment: not any(c in segment for c in _MAGIC), plain.split("/"))

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from panelflow.errors import DatasetExistsError, DatasetNotFoundError, OptionError, PanelError
-from panelflow.files import Folder
+from panelflow.files import Folder, reaching
 from panelflow.format import read_manifest
 from panelflow.lease import Lease, take_lease
 
@@ -96,6 +96,11 @@ def stage(output: Folder, scratch: Folder | None, run: str, overwrite: bool, *, 
 
 def check_output(output: Folder, overwrite: bool) -> None:
     """Refuse an output that exists, before any work."""
+    with reaching(str(output.url)):
+        _check_output(output, overwrite)
+
+
+def _check_output(output: Folder, overwrite: bool) -> None:
     if output.is_local:
         if output.exists():
             _check_replaceable(output, overwrite)
