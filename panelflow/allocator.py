@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 _BUFFERS = threading.local()
+_ARROW_POOL: Any = None
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # names of mallopt(3)
 _DASK_TRIM_THRESHOLD = 65536
@@ -32,22 +34,34 @@ def reused_array(name: str, shape: tuple[int, ...], dtype: str) -> npt.NDArray[A
     return buffer[:size].view(dtype).reshape(shape)
 
 
-def keep_pages() -> None:
-    """Serve blocks of up to 32 MiB, the most that glibc allows, from the heap, and keep 128 MiB of it when they are freed."""
-    _set({_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 128 * 2**20, _TOP_PAD: 16 * 2**20})
+def keep_pages(spare: int) -> None:
+    """Serve blocks of up to 32 MiB, the most that glibc allows, from the heap, and keep ``spare`` freed bytes of it.
+
+    Arrow takes its memory there too, so that one bound holds for all.
+    """
+    global _ARROW_POOL
+    if _set({_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: spare, _TOP_PAD: spare // 8}) and _ARROW_POOL is None:
+        _ARROW_POOL = pa.default_memory_pool()
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def release_pages() -> None:
-    """Give the pages and all buffers back, and return to what Dask set."""
-    global _BUFFERS
+    """Give the pages and all buffers back, and return to what Dask and Arrow had set."""
+    global _BUFFERS, _ARROW_POOL
     _BUFFERS = threading.local()
+    if _ARROW_POOL is not None:
+        pa.set_memory_pool(_ARROW_POOL)
+        _ARROW_POOL = None
     trim = int(os.environ.get("MALLOC_TRIM_THRESHOLD_", _DASK_TRIM_THRESHOLD))
     _set({_MMAP_THRESHOLD: 128 * 1024, _TRIM_THRESHOLD: trim, _TOP_PAD: 0})
 
 
-def _set(options: dict[int, int]) -> None:
+def _set(options: dict[int, int]) -> bool:
+    """Set options of glibc, where it is that."""
     library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
-        for name, value in options.items():
-            library.mallopt(name, value)
-        library.malloc_trim(0)
+    if not (hasattr(library, "mallopt") and hasattr(library, "malloc_trim")):
+        return False
+    for name, value in options.items():
+        library.mallopt(name, value)
+    library.malloc_trim(0)
+    return True

@@ -88,7 +88,7 @@ def _read_groups(piece: Piece, held: list[str], keys: Sequence[str], options: di
 
 
 _STREAM_BUFFER = 2**16
-"""Bytes that are read ahead in each column of a row group that is streamed."""
+"""Bytes that are read ahead in each column of a row group that is streamed, at most."""
 
 
 def _stream_group(first: Piece, held: list[str], keys: Sequence[str], options: dict[str, Any]) -> Iterator[pa.Table]:
@@ -96,7 +96,7 @@ def _stream_group(first: Piece, held: list[str], keys: Sequence[str], options: d
     start, wanted = first.part or (0, 0)
     assert start == 0 < wanted, first
     with open_native(first.file.path, options) as source:
-        parquet = open_parquet(source, [name for name in keys if name in held], buffer_size=_STREAM_BUFFER)
+        parquet = open_parquet(source, [name for name in keys if name in held], buffer_size=min(8 * wanted, _STREAM_BUFFER))
         batches: list[pa.RecordBatch] = []
         rows = 0
         for batch in parquet.iter_batches(wanted, row_groups=[first.start], columns=held, use_threads=False):

@@ -55,10 +55,10 @@ def shuffle(
     page_bytes = page_bytes_of(infos, 2 + layout.width)
     unit_bytes = unit_bytes_for(workers.memory_limit, workers.threads, page_bytes)
     units = make_units(infos, columns, unit_bytes)
-    budget = make_budget(layout, largest_of(units), page_bytes, workers.threads)
+    budget = make_budget(layout, largest_of(units), page_bytes, workers.threads, workers.memory_limit)
     check_budget(budget, workers.memory_limit)
     tasks = Tasks(client, job, staging, reporter)
-    ask_everywhere(client, keep_pages)
+    ask_everywhere(client, keep_pages, budget.spare)
     try:
         scan = _scan(tasks, units, columns)
         plan = _plan(scan, columns, layout, job, len(units))

@@ -123,7 +123,7 @@ def estimate(
     count, limit = _cluster(workers, threads_per_worker, memory_limit)
     page_bytes = page_bytes_of(infos, 2 + layout.width)
     units = make_units(infos, columns, unit_bytes_for(limit, threads_per_worker, page_bytes))
-    budget = make_budget(layout, largest_of(units), page_bytes, threads_per_worker)
+    budget = make_budget(layout, largest_of(units), page_bytes, threads_per_worker, limit)
     check_budget(budget, limit)
     return _estimate(
         rows=_count_rows(infos, options),
@@ -173,7 +173,7 @@ def estimate_size(
     layout = make_layout(columns, dtype, chunk_rows, int(parse_bytes(shard_bytes)))
     count, limit = _cluster(workers, threads_per_worker, memory_limit)
     unit_bytes = unit_bytes_for(limit, threads_per_worker)
-    budget = make_budget(layout, unit_bytes, 0, threads_per_worker)
+    budget = make_budget(layout, unit_bytes, 0, threads_per_worker, limit)
     check_budget(budget, limit)
     units = -(-rows * row_bytes_of(columns) // unit_bytes)
     source_bytes = rows * 4 * (2 + features + targets)

@@ -11,9 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from distributed import Client, LocalCluster
 from panels import OPTIONS, make_panel
@@ -115,12 +113,6 @@ def test_a_full_disk_is_named_and_the_run_continues_after(source: Path, expected
         assert pf.prepare(source, tmp_path / "out.zarr", client=client, **OPTIONS).dataset_id == expected
 
 
-def _peak_memory() -> int:
-    """Bytes that were resident at most; unlike ru_maxrss this does not begin with the parent's."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
 def _limit_file_size(size: int) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN) if threading.current_thread() is threading.main_thread() else None
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -140,31 +132,3 @@ def test_a_cluster_that_loses_all_workers_ends_in_bounded_time(
             pf.prepare(source, tmp_path / "out.zarr", client=client, **OPTIONS)
         with pytest.raises(pf.WorkerError, match="no workers"):
             pf.prepare(source, tmp_path / "other.zarr", client=client, **OPTIONS)
-
-
-@pytest.mark.slow
-def test_peak_memory_is_below_the_limit_for_a_panel_ten_times_as_large(tmp_path: Path) -> None:
-    import pandas as pd
-
-    limit, generator = 512 * 2**20, np.random.default_rng(0)
-    (tmp_path / "panel").mkdir()
-    for number in range(20):  # 20 x 250,000 rows x 34 columns of 4 and 8 bytes: over ten times one worker's memory as frames
-        rows = 250_000
-        frame = pd.DataFrame(generator.normal(size=(rows, 32)).astype(np.float32), columns=[f"f{i}" for i in range(32)])
-        frame.insert(0, "stock", [f"S{i:04d}" for i in range(1000)] * 250)
-        frame.insert(1, "date", np.repeat(pd.bdate_range("2000-01-03", periods=5000)[number * 250 : number * 250 + 250], 1000))
-        frame["ret"] = np.float32(0.0)
-        frame.to_parquet(tmp_path / "panel" / f"{number:02d}.parquet", index=False, row_group_size=50_000)
-    with (
-        LocalCluster(
-            n_workers=2, threads_per_worker=1, memory_limit=limit, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
-        split = pf.DateSplit(train=(None, "2015-01-01"), test=("2015-01-01", None))
-        options: dict[str, Any] = OPTIONS | {"split": split, "chunk_rows": None, "shard_bytes": "16MiB"}
-        ds = pf.prepare(tmp_path / "panel", tmp_path / "out.zarr", client=client, **options)
-        peaks = client.run(_peak_memory)
-        budget = ds.manifest["provenance"]["memory_budget"]["worker"]
-        assert max(peaks.values()) <= budget <= limit, (peaks, budget)
-        assert sum(split.num_rows for split in ds.values()) > 4_900_000

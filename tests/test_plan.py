@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import panelflow as pf
-from panelflow.budget import Budget, check_budget, make_budget, unit_bytes_for
+from panelflow.budget import BASE_BYTES, Budget, check_budget, make_budget, unit_bytes_for
 from panelflow.plan import MiB, make_buckets, make_layout, make_shards
 from panelflow.source import Columns
 from panelflow.splits import Assignment
@@ -26,7 +26,7 @@ def test_chunks_are_of_one_to_two_mib_and_shards_near_their_size(features: int, 
     assert layout.shard_rows % layout.chunk_rows == 0
     counted = max(row_bytes, 32)  # a narrow row counts as 32 bytes, so that sorting the keys of a shard stays cheap
     assert 64 * MiB - layout.chunk_rows * counted < layout.shard_rows * counted <= 64 * MiB
-    assert make_budget(layout, MiB, 0, threads=1).worker < 2**30
+    assert make_budget(layout, MiB, 0, 1, 2**30).worker < 2**30
 
 
 @st.composite
@@ -76,11 +76,11 @@ def test_shards_tile_their_split(rows: list[list[int]], shard_rows: int) -> None
 
 def test_memory_does_not_know_the_number_of_rows_and_is_refused_with_numbers() -> None:
     layout = make_layout(columns(32), "float32", None, 64 * MiB)
-    budget = make_budget(layout, unit_bytes_for(2 * 2**30, 1), 0, threads=1)
+    budget = make_budget(layout, unit_bytes_for(2 * 2**30, 1), 0, 1, 2 * 2**30)
     assert budget.worker < 2**30
     assert unit_bytes_for(2**30, 4) < unit_bytes_for(4 * 2**30, 1) <= 64 * MiB
     check_budget(budget, None)
     check_budget(budget, budget.worker)
     with pytest.raises(pf.MemoryBudgetError, match=rf"memory_limit={budget.worker - 1}"):
         check_budget(budget, budget.worker - 1)
-    assert Budget(1, 2, 3, threads=2).worker == 256 * MiB + 6
+    assert Budget(1, 2, 3, threads=2).worker == BASE_BYTES + 6

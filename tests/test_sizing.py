@@ -68,8 +68,8 @@ def test_too_little_memory_is_refused_before_a_cluster_is_there(tmp_path: Path) 
 
 def test_pages_count_as_one_of_each_column() -> None:
     small, large = (FileInfo(SourceFile("", "parquet"), {}, {}, (10, rows), 0) for rows in (20, 10**7))
-    assert page_bytes_of([small], 35) == 35 * 8 * 20
-    assert page_bytes_of([small, large], 35) == 35 * 2 * 2**20
+    assert page_bytes_of([small], 35) == 35 * (8 * 20 + 48 * 1024)
+    assert page_bytes_of([small, large], 35) == 35 * (2 * 2**20 + 48 * 1024)
 
 
 def test_the_commands_print_it(tmp_path: Path) -> None:
