@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from fsspec.core import url_to_fs
+from fsspec.utils import infer_compression
 
 from panelflow.errors import PanelflowError, StorageError
 
@@ -226,6 +227,7 @@ def open_native(path: str, options: dict[str, Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def open_input(path: str, options: dict[str, Any]) -> Iterator[Any]:
-    """Open a source file for binary reading; a local path costs no layer in between."""
-    with fsspec.open(path, "rb", **options) as file:
+    """Open a source file for binary reading, decompressed where ``options`` say so; a local path costs no layer in between."""
+    plain = "://" not in path and ("compression" not in options or infer_compression(path) is None)
+    with open(path, "rb") if plain else fsspec.open(path, "rb", **options) as file:
         yield file

@@ -15,6 +15,10 @@ _COMPRESSION = 8
 """How much text a compressed file is taken to hold, for each of its bytes."""
 
 
+_MOST_PIECES = 512
+"""Pieces of a unit: thousands of tiny files are work for more than one worker."""
+
+
 @dataclass(frozen=True)
 class Piece:
     """A part of one file: row groups ``[start, stop)`` of Parquet, bytes ``[start, stop)`` of CSV.
@@ -61,7 +65,7 @@ def make_units(infos: Sequence[FileInfo], columns: Columns, unit_bytes: int) -> 
     pieces: list[Piece] = []
     size = 0
     for piece in (piece for info in infos for piece in _cut(info, columns, unit_bytes)):
-        if pieces and size + piece.nbytes > unit_bytes:
+        if pieces and (size + piece.nbytes > unit_bytes or len(pieces) == _MOST_PIECES):
             units.append(Unit(len(units), tuple(pieces)))
             pieces, size = [], 0
         pieces.append(piece)

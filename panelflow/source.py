@@ -192,7 +192,8 @@ def _constants_of(path: str, root: str, template: str | None) -> dict[str, str]:
     constants = {key: "" if value == _HIVE_NULL else unquote(value) for key, value in pairs}
     if template is not None:
         before, after = template.split("{entity}", 1)
-        match = re.fullmatch(re.escape(before) + "(.+)" + re.escape(after), segments[-1])
+        packed = "" if after.lower().endswith(COMPRESSED) else f"({'|'.join(map(re.escape, COMPRESSED))})?"
+        match = re.fullmatch(f"{re.escape(before)}(.+?){re.escape(after)}{packed}", segments[-1])
         if match is None:
             raise PanelError(f"The file name does not fit the template entity={template!r}: {path}")
         constants[ENTITY_FROM_NAME] = match.group(1)

@@ -67,7 +67,7 @@ def make_table(rows: int, features: int, first_date: int = 0, dtype: str = "floa
 def test_a_panel_ten_times_the_memory_of_the_cluster(tmp_path: Path) -> None:
     """10 GiB on two workers of 512 MiB; less where the disk has no room for source, scratch and dataset."""
     room = shutil.disk_usage(tmp_path).free - 2 * GiB
-    rows, features, files = 250_000, 64, 160
+    rows, features, files = 250_000, 64, 168
     files = max(min(files, int(room // (3 * rows * features * 4.3))), 8)
     (tmp_path / "panel").mkdir()
     for number in range(files):
@@ -83,7 +83,7 @@ def test_a_panel_ten_times_the_memory_of_the_cluster(tmp_path: Path) -> None:
     print(f"prepared in {time.monotonic() - started:.0f} s, {ds.manifest['provenance']['phases']}")
     conservation = ds.manifest["content"]["conservation"]
     assert conservation["source_rows"] == files * rows
-    assert size > 10 * 2 * LIMIT or files < 160
+    assert size > 10 * 2 * LIMIT or files < 168
 
 
 def write_wide(folder: Path) -> int:
