@@ -182,6 +182,13 @@ def test_same_bytes_in_two_passes(
     assert kept.manifest["content"]["shards"] == unweighted.manifest["content"]["shards"]
 
 
+@pytest.mark.parametrize("memory_limit", ["330MiB", "0"])
+def test_same_bytes_within_any_memory(unweighted: pf.Dataset, parquet: Path, tmp_path: Path, memory_limit: str) -> None:
+    """The least memory that is accepted, and no limit: other units, and row groups that are streamed or not."""
+    ds = pf.prepare(parquet, tmp_path / "out.zarr", workers=1, memory_limit=memory_limit, **OPTIONS)
+    assert_same(ds, unweighted)
+
+
 @pytest.mark.parametrize("workers", [1, 4])
 def test_same_bytes_from_any_cluster(unweighted: pf.Dataset, parquet: Path, tmp_path: Path, workers: int) -> None:
     options = {**OPTIONS, "workers": workers, "memory_limit": "1GiB" if workers == 4 else "2GiB"}
