@@ -51,7 +51,8 @@ def test_the_vectors_of_the_docs_are_those_of_the_tests() -> None:
 def test_options_in_the_docs_exist() -> None:
     from panelflow.cli import main
 
-    known = {option for command in main.commands.values() for p in command.params for option in p.opts} | {"--debug"}
+    parameters = [parameter for command in main.commands.values() for parameter in command.params]
+    known = {option for p in parameters for option in [*p.opts, *p.secondary_opts]} | {"--debug"}
     for benchmark in (ROOT / "tests" / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\("(--[a-z-]+)"', benchmark.read_text()))
     for path in TEXTS:

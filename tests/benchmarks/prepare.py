@@ -111,6 +111,7 @@ def panelflow(exchange: str) -> Callable[[Client, Path, Path], None]:
             horizon=5,
             client=client,
             exchange=exchange,
+            allow_empty=True,
             progress=False,
         )
 
