@@ -56,7 +56,9 @@ def test_options_in_the_docs_exist() -> None:
     for benchmark in (ROOT / "tests" / "benchmarks").glob("*.py"):
         known |= set(re.findall(r'add_argument\("(--[a-z-]+)"', benchmark.read_text()))
     for path in TEXTS:
-        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!-)", path.read_text()):
+        # A line that starts another program's command has that program's options.
+        ours = re.sub(r"^(dask|srun|pip|pytest) .*$", "", path.read_text(), flags=re.M)
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+\b(?!-)", ours):
             assert option in known, (path.name, option)
 
 
