@@ -229,7 +229,16 @@ def collect(client: Client, futures: Sequence[Future], done: Callable[[Any], Non
             done(result)
         return [results[future.key] for future in futures]
     finally:
-        client.cancel(futures, force=True)
+        let_go(futures)
+
+
+def let_go(futures: Sequence[Future]) -> None:
+    """Have the scheduler drop these results, and the tasks among them that have not begun.
+
+    Not ``Client.cancel``, which also cancels dependents and trips over those that nobody wants any more.
+    """
+    for future in futures:
+        future.release()
 
 
 def _result_of(future: Future) -> Any:

@@ -14,7 +14,7 @@ from distributed import Client
 
 from panelflow.allocator import keep_pages, release_pages
 from panelflow.budget import check_budget, largest_of, make_budget, page_bytes_of, unit_bytes_for
-from panelflow.cluster import Failure, Workers, as_they_finish, ask_everywhere, collect, guarded
+from panelflow.cluster import Failure, Workers, as_they_finish, ask_everywhere, collect, guarded, let_go
 from panelflow.errors import PanelError
 from panelflow.exchange import count_rows, gather_shards, move_rows
 from panelflow.format import make_grids, write_manifest, write_metadata
@@ -74,7 +74,7 @@ def shuffle(
         grids = _make_grids(plan, shards)
         written = gather_shards(tasks, plan, plan_future, shards, grids, reader_of)
     finally:
-        client.cancel(tasks.held, force=True)
+        let_go(tasks.held)
         ask_everywhere(client, release_pages)
     conservation = prove_conservation(plan, scan, total, counts, written)
     content = describe_content(plan, job, total, written, conservation)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -623,6 +625,19 @@ def test_a_given_client_is_left_as_it_was_found(prepare: Prepare, client: Client
     prepare(PANEL, exchange="p2p")
     assert (set(client.futures), len(client.scheduler_info()["workers"])) == before
     assert client.status == "running"
+
+
+def test_the_scheduler_keeps_no_task_and_logs_no_error(
+    prepare: Prepare, client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("distributed"), "propagate", True)
+    for exchange in ("files", "p2p"):
+        prepare(PANEL, exchange=exchange)
+    deadline = time.monotonic() + 20
+    while left := client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_the_dask_half_never_loads_torch(client: Client, prepare: Prepare) -> None:
