@@ -3,7 +3,7 @@
     python tests/benchmarks/prepare.py [--dates 2520] [--features 32] [--repeats 3] [--only NAME ...] [--folder DIR]
     python tests/benchmarks/prepare.py --growth [--features 8] [--memory-limit 1GiB]
 
-5,000 stocks on 2,520 dates, 32 float32 features and a target in 60 zstd Parquet files: 12.6 million rows, 1.6 GB. All runners
+5,000 stocks on 2,520 dates, 32 float32 features and a target in 60 zstd Parquet files: 12.6 million rows, 2.4 GB. All runners
 take turns, each on two processes or threads. ``--growth`` prepares 1, 4 and 16 times as many rows in the same memory. Nothing is
 asserted here; the figures are for docs/benchmarks.md.
 """
