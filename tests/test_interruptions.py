@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import signal
@@ -90,7 +91,9 @@ def test_control_c_says_so_in_a_line_and_the_same_command_goes_on(
 ) -> None:
     """The signal goes to the whole group, workers included, as a terminal sends it."""
     many = [*command(source, tmp_path / "out.zarr", "--memory-limit", "512MiB"), *([] if keep else ["--no-resume"])]
-    job = subprocess.Popen(many, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background job ignores it otherwise
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    job = subprocess.Popen(many, **pipes, start_new_session=True, preexec_fn=heed)
     wait_for(tmp_path / ".out.zarr.partial", "run", job)
     os.killpg(job.pid, signal.SIGINT)
     _, errors = job.communicate(timeout=60)
