@@ -12,8 +12,8 @@ from panelflow.panel import Unit
 from panelflow.plan import Layout, MiB
 from panelflow.source import FileInfo
 
-BASE_BYTES = 224 * MiB
-"""What a worker process holds before any row: Python, Dask, Arrow, pandas."""
+BASE_BYTES = 240 * MiB
+"""What a worker process holds beside rows: Python, Dask, Arrow, pandas, and the gaps between blocks on its heap."""
 KEY_BYTES = 64
 """Bytes that sorting takes for each row: codes, dates, hash, order and its inverse."""
 _PAGE_BYTES, _COLUMN_BYTES = 2 * MiB, 48 * 1024

@@ -98,8 +98,13 @@ class Folder:
             length = os.fstat(file.fileno()).st_size - start if length is None else length
             return os.pread(file.fileno(), max(length, 0), start)
 
-    def read_into(self, name: str, start: int, target: npt.NDArray[Any]) -> None:
+    def read_into(self, name: str, start: int, target: npt.NDArray[Any]) -> int:
         """Fill a contiguous array from a file, without a copy in between where the file is local.
+
+        Returns
+        -------
+        int
+            Bytes read, fewer than the array has where the file ends.
 
         Raises
         ------
@@ -107,13 +112,14 @@ class Folder:
         """
         view = _flat(target)
         if not self.is_local:
-            view[:] = self.read(name, start, len(view))
-            return
+            content = self.read(name, start, len(view))
+            view[: len(content)] = content
+            return len(content)
+        filled = 0
         with open(self.path(name), "rb", buffering=0) as file:
-            while view:
-                count = os.preadv(file.fileno(), [view], start)
-                assert count, (name, start, "the file ends early")
-                view, start = view[count:], start + count
+            while filled < len(view) and (count := os.preadv(file.fileno(), [view[filled:]], start + filled)):
+                filled += count
+        return filled
 
     def write(self, name: str, parts: Iterable[bytes | memoryview | npt.NDArray[Any]]) -> int:
         """Write a file into this existing folder so that it appears whole or not at all; returns its bytes.

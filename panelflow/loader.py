@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from panelflow.errors import CheckpointError, OptionError
 from panelflow.order import DEFAULT_LANES, WINDOW_CHUNKS, Order
-from panelflow.reading import Arrays, Lane, allocate, read_ranges
+from panelflow.reading import Arrays, Lane, Windows, allocate, read_ranges
 from panelflow.store import Split
 
 _STATE_VERSION = 1
@@ -167,14 +167,15 @@ class Loader:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that reading ahead holds at most: lanes of this rank x window x 2, one being filled, and a chunk a thread."""
+        """Bytes that reading ahead holds at most: lanes of this rank x window x 2, one being filled, and a window a thread."""
         row_bytes = sum(reader.grid.row_bytes for reader in self._readers.values())
         if not self.order.shuffle:
             return 2 * (self.order.batch_size + self.order.chunk_rows) * row_bytes
         lengths = np.diff(self.order.lane_starts)[self._lanes.start : self._lanes.stop]
         window_rows = np.minimum(lengths, self.order.window_chunks * self.order.chunk_rows)
         widest = max(reader.grid.row_bytes for reader in self._readers.values())
-        return int(2 * window_rows.sum() * row_bytes + self._threads * self.order.chunk_rows * widest)
+        staged_bytes = self.order.window_chunks * self.order.chunk_rows * widest
+        return int(2 * window_rows.sum() * row_bytes + self._threads * staged_bytes)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate; a step restored by :meth:`load_state_dict` for this very epoch is kept."""
@@ -242,9 +243,9 @@ class Loader:
         )
 
     def _shuffled(self, pool: ThreadPoolExecutor, epoch: int, first: int) -> Iterator[Arrays]:
-        sequence = self.order.epoch(epoch)
+        windows = Windows(self._readers, self.order.epoch(epoch), self.order)
         full = self.order.lane_shares(0)
-        lanes = [Lane(pool, self._readers, sequence, self.order, lane, first * int(full[lane])) for lane in self._lanes]
+        lanes = [Lane(pool, windows, lane, first * int(full[lane])) for lane in self._lanes]
         for step in range(first, len(self)):
             shares = self.order.lane_shares(step)[self._lanes.start : self._lanes.stop]
             out = allocate(self._readers, int(shares.sum()))

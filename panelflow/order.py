@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from panelflow.errors import OptionError
 from panelflow.hashing import fold
+from panelflow.sorting import sort_words
 
 DEFAULT_LANES = 32
 WINDOW_CHUNKS = 2
@@ -147,6 +148,13 @@ class Window:
     pieces: tuple[tuple[int, int, int], ...]
     permutation: Rows
 
+    def places(self, chunk_rows: int) -> Rows:
+        """Where each row of the window lies in its whole chunks joined, int64 [stop - start]."""
+        if all(stop == chunk_rows for _, _, stop in self.pieces[:-1]):
+            return self.permutation + self.pieces[0][1]  # one run of rows: only the first piece begins within its chunk
+        ranges = [np.arange(first, stop) + number * chunk_rows for number, (_, first, stop) in enumerate(self.pieces)]
+        return np.concatenate(ranges)[self.permutation]
+
 
 class Epoch:
     """The permuted sequence of one epoch of a shuffled :class:`Order`."""
@@ -155,7 +163,7 @@ class Epoch:
         self._order, self._epoch = order, epoch
         chunks = -(-order.num_rows // order.chunk_rows)
         hashes = fold(order.seed, _CHUNKS, epoch, np.arange(chunks, dtype=np.int64))
-        self._chunk_of = np.argsort(hashes, kind="stable")
+        self._chunk_of = sort_words(hashes)
         self._missing = chunks * order.chunk_rows - order.num_rows  # rows that the last chunk lacks
         self._short_slot = int(np.flatnonzero(self._chunk_of == chunks - 1)[0]) if chunks else 0
 
@@ -180,7 +188,7 @@ class Epoch:
         stop = min(self._slot_start(slot + order.window_chunks), lane_stop)
         hashes = fold(order.seed, _WINDOW, self._epoch, lane, number, np.arange(stop - start, dtype=np.int64))
         pieces = tuple(self._pieces(start, stop))
-        return Window(start - lane_start, stop - lane_start, pieces, np.argsort(hashes, kind="stable"))
+        return Window(start - lane_start, stop - lane_start, pieces, sort_words(hashes))
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         while start < stop:

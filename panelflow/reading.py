@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,47 +22,80 @@ def allocate(readers: dict[str, ShardReader], rows: int) -> Arrays:
     return {name: np.empty((rows, *r.grid.shape[1:]), dtype=r.grid.dtype) for name, r in readers.items()}
 
 
+class Windows:
+    """Reads the windows of an epoch, each permuted as it arrives.
+
+    Every thread keeps one buffer of whole chunks, in which they are checked and from which rows go to their permuted places.
+    """
+
+    def __init__(self, readers: dict[str, ShardReader], epoch: Epoch, order: Order) -> None:
+        self.readers, self.order = readers, order
+        self._epoch = epoch
+        self._staged = threading.local()
+
+    def read(self, lane: int, row: int, out: Arrays) -> Window:
+        """Read the window that holds a lane's row into the first rows of ``out``."""
+        window = self._epoch.window_at(lane, row)
+        places = window.places(self.order.chunk_rows)
+        for name, reader in self.readers.items():
+            chunks = self._read_chunks(reader, [piece[0] for piece in window.pieces])
+            np.take(chunks, places, axis=0, out=out[name][: len(places)], mode="clip")
+        return window
+
+    def _read_chunks(self, reader: ShardReader, chunks: list[int]) -> npt.NDArray[Any]:
+        """Whole chunks, one after another; the checksum of each lies where the next one begins, and goes when that comes."""
+        grid = reader.grid
+        chunk_bytes = grid.chunk_rows * grid.row_bytes
+        staged = self._stage(len(chunks) * chunk_bytes + reader.buffer_bytes - chunk_bytes)
+        for number, chunk in enumerate(chunks):
+            reader.read_chunk(chunk, staged[number * chunk_bytes :][: reader.buffer_bytes])
+        values = staged[: len(chunks) * chunk_bytes].view(np.dtype(grid.dtype).newbyteorder("<"))
+        return values.reshape(len(chunks) * grid.chunk_rows, *grid.shape[1:])
+
+    def _stage(self, size: int) -> npt.NDArray[np.uint8]:
+        buffer: npt.NDArray[np.uint8] | None = getattr(self._staged, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._staged.buffer = np.empty(size, dtype=np.uint8)
+        return buffer[:size]
+
+
 class Lane:
     """One lane: the window in use, and the next one being read."""
 
-    def __init__(
-        self, pool: ThreadPoolExecutor, readers: dict[str, ShardReader], epoch: Epoch, order: Order, lane: int, row: int
-    ) -> None:
-        self._pool, self._readers, self._epoch, self._lane, self._row = pool, readers, epoch, lane, row
+    def __init__(self, pool: ThreadPoolExecutor, windows: Windows, lane: int, row: int) -> None:
+        order = windows.order
+        self._pool, self._windows, self._lane, self._row = pool, windows, lane, row
         self._length = int(order.lane_starts[lane + 1] - order.lane_starts[lane])
         self._start, self._stop = row, row
         self._rows: Arrays = {}
-        self._next = self._read_ahead(row)
+        self._window_rows = min(self._length, order.window_chunks * order.chunk_rows)
+        self._next = self._read_ahead(row, {})
 
-    def _read_ahead(self, row: int) -> Future[tuple[Window, Arrays]] | None:
-        return self._pool.submit(_read_window, self._readers, self._epoch, self._lane, row) if row < self._length else None
+    def _read_ahead(self, row: int, spare: Arrays) -> Future[tuple[Window, Arrays]] | None:
+        return self._pool.submit(self._read, row, spare) if row < self._length else None
+
+    def _read(self, row: int, spare: Arrays) -> tuple[Window, Arrays]:
+        arrays = spare or allocate(self._windows.readers, self._window_rows)
+        return self._windows.read(self._lane, row, arrays), arrays
 
     def take(self, count: int, out: Arrays, at: int) -> None:
         """Copy the next ``count`` rows of the lane to row ``at`` of ``out``."""
         while count:
             if self._row == self._stop:
-                assert self._next is not None, "a lane was asked for more rows than it holds"
-                window, self._rows = self._next.result()
-                self._start, self._stop = window.start, window.stop
-                self._next = self._read_ahead(window.stop)
+                self._turn()
             rows = min(count, self._stop - self._row)
             inside = self._row - self._start
             for name, values in self._rows.items():
                 out[name][at : at + rows] = values[inside : inside + rows]
             self._row, at, count = self._row + rows, at + rows, count - rows
 
-
-def _read_window(readers: dict[str, ShardReader], epoch: Epoch, lane: int, row: int) -> tuple[Window, Arrays]:
-    window = epoch.window_at(lane, row)
-    place = np.empty_like(window.permutation)
-    place[window.permutation] = np.arange(len(place))
-    arrays = allocate(readers, len(place))
-    start = 0
-    for chunk, first, stop in window.pieces:  # one chunk at a time, straight to its permuted place
-        for name, reader in readers.items():
-            arrays[name][place[start : start + stop - first]] = reader.read_chunk(chunk)[first:stop]
-        start += stop - first
-    return window, arrays
+    def _turn(self) -> None:
+        """Go on to the window that was read ahead, and read the one after it in the place of the one that is used up."""
+        assert self._next is not None, "a lane was asked for more rows than it holds"
+        spare = self._rows
+        window, self._rows = self._next.result()
+        self._start, self._stop = window.start, window.stop
+        self._next = self._read_ahead(window.stop, spare)
 
 
 def read_ranges(pool: ThreadPoolExecutor, readers: dict[str, ShardReader], ranges: Iterator[tuple[int, int]]) -> Iterator[Arrays]:

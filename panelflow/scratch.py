@@ -199,12 +199,14 @@ class ScratchReader:
         start, end, rows = self._range(unit, first, stop)
         assert out.shape == (end - start, self._layout.width), (number, first, stop, out.shape)
         row_bytes = self._layout.width * out.dtype.itemsize
-        self._folder.read_into(_name(self._place, unit), self._keys_at + 8 * rows + row_bytes * start, out)
+        filled = self._folder.read_into(_name(self._place, unit), self._keys_at + 8 * rows + row_bytes * start, out)
+        assert filled == out.nbytes, (unit, first, stop, filled)
 
     def _keys(self, unit: int, first: int, stop: int) -> Keys:
         start, end, _ = self._range(unit, first, stop)
         keys = np.empty((end - start, 2), dtype="<i4")
-        self._folder.read_into(_name(self._place, unit), self._keys_at + 8 * start, keys)
+        filled = self._folder.read_into(_name(self._place, unit), self._keys_at + 8 * start, keys)
+        assert filled == keys.nbytes, (unit, first, stop, filled)
         return keys
 
     def _range(self, unit: int, first: int, stop: int) -> tuple[int, int, int]:

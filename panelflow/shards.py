@@ -25,6 +25,7 @@ from panelflow.files import Folder
 
 _ABSENT = np.iinfo(np.uint64).max
 _ZSTD_LEVEL = 3
+_CHECKSUM_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,18 @@ class ShardReader:
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardReader, (self.folder, self.grid)
 
-    def read_chunk(self, chunk: int) -> npt.NDArray[Any]:
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of a buffer for :meth:`read_chunk`: a chunk and its checksum."""
+        return self.grid.chunk_rows * self.grid.row_bytes + _CHECKSUM_BYTES
+
+    def read_chunk(self, chunk: int, buffer: npt.NDArray[np.uint8] | None = None) -> npt.NDArray[Any]:
         """Rows of an inner chunk, without padding.
+
+        Parameters
+        ----------
+        buffer
+            uint8 [:attr:`buffer_bytes`], which the rows are then a view of, at its start; by default a new one.
 
         Raises
         ------
@@ -178,19 +189,24 @@ class ShardReader:
         offset, length = self._index(shard)[number].tolist()
         if offset == _ABSENT:
             raise self._corrupt(shard, f"chunk {number} is absent", chunk)
-        data = self._read(shard, offset, length)
-        if len(data) != length or length < 4:
-            raise self._corrupt(shard, f"chunk {number} wants {length:,} bytes and has {len(data):,}: truncated", chunk)
-        payload = memoryview(data)[:-4]
-        if _crc32c(payload) != data[-4:]:
+        buffer = np.empty(self.buffer_bytes, dtype=np.uint8) if buffer is None else buffer
+        if grid.compression is None and length != self.buffer_bytes:
+            raise self._corrupt(shard, f"chunk {number} has {length:,} bytes in place of {self.buffer_bytes:,}", chunk)
+        encoded = buffer if grid.compression is None else np.empty(length, dtype=np.uint8)
+        filled = self._read_into(shard, offset, encoded)
+        if filled != length or length < _CHECKSUM_BYTES:
+            raise self._corrupt(shard, f"chunk {number} wants {length:,} bytes and has {filled:,}: truncated", chunk)
+        payload = encoded[:-_CHECKSUM_BYTES]
+        if _crc32c(payload.data) != encoded[-_CHECKSUM_BYTES:].tobytes():
             raise self._corrupt(shard, f"the checksum of chunk {number} does not match: its bytes were altered", chunk)
+        values = buffer[:-_CHECKSUM_BYTES]
         if grid.compression is not None:
-            payload = memoryview(Zstd().decode(payload))
-        rows = np.frombuffer(payload, dtype=np.dtype(grid.dtype).newbyteorder("<"))
-        if rows.nbytes != grid.chunk_rows * grid.row_bytes:
-            raise self._corrupt(shard, f"chunk {number} decodes to {rows.nbytes:,} bytes", chunk)
-        valid = min(grid.chunk_rows, grid.num_rows - chunk * grid.chunk_rows)
-        return rows.reshape(grid.chunk_rows, *grid.shape[1:])[:valid]
+            decoded = Zstd().decode(payload)
+            if len(decoded) != len(values):
+                raise self._corrupt(shard, f"chunk {number} decodes to {len(decoded):,} bytes in place of {len(values):,}", chunk)
+            values[:] = np.frombuffer(decoded, dtype=np.uint8)
+        rows = values.view(np.dtype(grid.dtype).newbyteorder("<")).reshape(grid.chunk_rows, *grid.shape[1:])
+        return rows[: min(grid.chunk_rows, grid.num_rows - chunk * grid.chunk_rows)]
 
     def read_rows(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Rows ``[start, stop)``, read by whole chunks into one new array."""
@@ -219,6 +235,12 @@ class ShardReader:
     def _read(self, shard: int, start: int, length: int) -> bytes:
         try:
             return self.folder.read(self.grid.key(shard), start, length)
+        except FileNotFoundError:
+            raise self._corrupt(shard, "the file is missing") from None
+
+    def _read_into(self, shard: int, start: int, target: npt.NDArray[np.uint8]) -> int:
+        try:
+            return self.folder.read_into(self.grid.key(shard), start, target)
         except FileNotFoundError:
             raise self._corrupt(shard, "the file is missing") from None
 

@@ -212,4 +212,4 @@ def _lanes(loader: pf.Loader) -> list[Any]:
 
     from panelflow.reading import Lane
 
-    return [item for item in gc.get_objects() if isinstance(item, Lane) and item._readers is loader._readers]
+    return [item for item in gc.get_objects() if isinstance(item, Lane) and item._windows.readers is loader._readers]
