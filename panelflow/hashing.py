@@ -34,9 +34,12 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 def mix(words: Words) -> Words:
     """Finalise 64-bit words by splitmix64; a bijection, vectorised."""
     with np.errstate(over="ignore"):
-        words = (words ^ (words >> np.uint64(30))) * _MULTIPLIER_1
-        words = (words ^ (words >> np.uint64(27))) * _MULTIPLIER_2
-    return words ^ (words >> np.uint64(31))
+        words = words ^ (words >> np.uint64(30))
+        words *= _MULTIPLIER_1
+        words ^= words >> np.uint64(27)
+        words *= _MULTIPLIER_2
+        words ^= words >> np.uint64(31)
+    return words
 
 
 def fold(seed: int, *words: npt.NDArray[Any] | int) -> Words:
@@ -53,11 +56,16 @@ def fold(seed: int, *words: npt.NDArray[Any] | int) -> Words:
     -------
     uint64 array of the broadcast shape
     """
-    state = mix(_as_words(seed) + _GAMMA)
+    state = absorbed(_as_words(seed))
     for word in words:
-        with np.errstate(over="ignore"):
-            state = mix(state ^ mix(_as_words(word) + _GAMMA))
+        state = mix(state ^ absorbed(_as_words(word)))
     return state
+
+
+def absorbed(words: Words) -> Words:
+    """What :func:`fold` takes of a word: ``fold(seed, v, w)`` is ``mix(fold(seed, v) ^ absorbed(w))``."""
+    with np.errstate(over="ignore"):
+        return mix(words + _GAMMA)
 
 
 def _as_words(value: npt.NDArray[Any] | int) -> Words:

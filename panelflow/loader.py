@@ -8,13 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from panelflow.errors import CheckpointError, OptionError
 from panelflow.order import DEFAULT_LANES, WINDOW_CHUNKS, Order
-from panelflow.reading import Arrays, Lane, Windows, allocate, read_ranges
+from panelflow.reading import Arrays, LaneStream, Windows, allocate, make_groups, read_ranges
 from panelflow.store import Split
 
 _STATE_VERSION = 1
@@ -156,6 +155,11 @@ class Loader:
             )
         self._readers = {name: r for name, r in split.readers().items() if keys or name not in ("entity", "date")}
         self._epoch, self._step, self._loaded = 0, 0, False
+        self._groups = make_groups(self.order, self._lanes)
+        self._spare: list[list[Arrays]] = []  # rings of the groups, kept from epoch to epoch
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_spare": []}
 
     def __len__(self) -> int:
         return self.order.steps
@@ -167,15 +171,14 @@ class Loader:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that reading ahead holds at most: lanes of this rank x window x 2, one being filled, and a window a thread."""
+        """Bytes that reading ahead holds: for each lane of this rank a ring of two windows, and a window for each thread."""
         row_bytes = sum(reader.grid.row_bytes for reader in self._readers.values())
         if not self.order.shuffle:
             return 2 * (self.order.batch_size + self.order.chunk_rows) * row_bytes
-        lengths = np.diff(self.order.lane_starts)[self._lanes.start : self._lanes.stop]
-        window_rows = np.minimum(lengths, self.order.window_chunks * self.order.chunk_rows)
         widest = max(reader.grid.row_bytes for reader in self._readers.values())
         staged_bytes = self.order.window_chunks * self.order.chunk_rows * widest
-        return int(2 * window_rows.sum() * row_bytes + self._threads * staged_bytes)
+        ring_rows = sum(len(group.lanes) * group.ring_rows for group in self._groups)
+        return ring_rows * row_bytes + self._threads * staged_bytes
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch to iterate; a step restored by :meth:`load_state_dict` for this very epoch is kept."""
@@ -244,16 +247,17 @@ class Loader:
 
     def _shuffled(self, pool: ThreadPoolExecutor, epoch: int, first: int) -> Iterator[Arrays]:
         windows = Windows(self._readers, self.order.epoch(epoch), self.order)
-        full = self.order.lane_shares(0)
-        lanes = [Lane(pool, windows, lane, first * int(full[lane])) for lane in self._lanes]
+        rings = self._spare.pop() if self._spare else [group.allocate(self._readers) for group in self._groups]
+        streams = [LaneStream(pool, windows, group, first, ring) for group, ring in zip(self._groups, rings, strict=True)]
         for step in range(first, len(self)):
-            shares = self.order.lane_shares(step)[self._lanes.start : self._lanes.stop]
-            out = allocate(self._readers, int(shares.sum()))
-            at = 0
-            for lane, share in zip(lanes, shares.tolist(), strict=True):
-                lane.take(share, out, at)
-                at += share
+            shares = self.order.lane_shares(step).tolist()
+            out, at = allocate(self._readers, sum(shares[self._lanes.start : self._lanes.stop])), 0
+            for group, stream in zip(self._groups, streams, strict=True):
+                taken = shares[group.lanes.start : group.lanes.stop]
+                stream.take(taken, out, at)
+                at += sum(taken)
             yield out
+        self._spare.append(rings)
 
     def _stored(self, pool: ThreadPoolExecutor, first: int) -> Iterator[Arrays]:
         ranges = (self.order.stored_range(step, self._lanes) for step in range(first, len(self)))

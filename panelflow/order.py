@@ -15,20 +15,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from panelflow.errors import OptionError
-from panelflow.hashing import fold
-from panelflow.sorting import sort_words
+from panelflow.hashing import Words, absorbed, fold, mix
 
 DEFAULT_LANES = 32
 WINDOW_CHUNKS = 2
 
 Rows = npt.NDArray[np.int64]
 
+_NUMBERS = 2**15  # as many at least are kept ready
 _CHUNKS, _WINDOW = 1, 2  # domains of the hash, so that no two of its uses share a stream
 
 
@@ -92,9 +92,14 @@ class Order:
         return _shares(self.batch_rows(step), self.lanes)
 
     @cached_property
+    def full_shares(self) -> Rows:
+        """Rows that each lane gives to a full batch, int64 [lanes]; to the short one it gives no more."""
+        return _shares(self.batch_size, self.lanes)
+
+    @cached_property
     def lane_starts(self) -> Rows:
         """First row of each lane in the permuted sequence, and the end of the last, int64 [lanes + 1]."""
-        lengths = self.full_steps * _shares(self.batch_size, self.lanes) + _shares(self.rest, self.lanes)
+        lengths = self.full_steps * self.full_shares + _shares(self.rest, self.lanes)
         return np.concatenate(([0], np.cumsum(lengths)))
 
     def lanes_of(self, rank: int, world_size: int) -> range:
@@ -114,6 +119,11 @@ class Order:
             )
         return range(rank * self.lanes // world_size, (rank + 1) * self.lanes // world_size)
 
+    @property
+    def window_rows(self) -> int:
+        """Rows of the largest window."""
+        return min(self.window_chunks * self.chunk_rows, int(np.diff(self.lane_starts).max()))
+
     def efficiency(self, world_size: int) -> float:
         """Share of time that ranks are busy: those with fewer lanes wait for those with more."""
         return self.lanes / (world_size * -(-self.lanes // world_size))
@@ -129,6 +139,28 @@ class Order:
 
 def _shares(rows: int, lanes: int) -> Rows:
     return rows // lanes + (np.arange(lanes) < rows % lanes).astype(np.int64)
+
+
+def _permutation(state: Words, size: int) -> Rows:
+    """A permutation of ``size`` numbers, int64: ordered by the hash of a state and each number.
+
+    The number takes the place of the lowest bits of its hash, so that one sort of plain words, which numpy vectorises, does it.
+    """
+    lowest = np.uint64((1 << max(size - 1, 1).bit_length()) - 1)
+    numbers, words = _numbers(max(int(lowest) + 1, _NUMBERS))
+    keys = mix(state ^ words[:size])
+    keys &= ~lowest
+    keys |= numbers[:size]
+    keys.sort()
+    keys &= lowest
+    return keys.view(np.int64)
+
+
+@lru_cache(maxsize=2)  # every window begins with the same numbers
+def _numbers(size: int) -> tuple[Words, Words]:
+    """The first numbers, and each as :func:`fold` absorbs it."""
+    numbers = np.arange(size, dtype=np.uint64)
+    return numbers, absorbed(numbers)
 
 
 @dataclass(frozen=True)
@@ -162,8 +194,7 @@ class Epoch:
     def __init__(self, order: Order, epoch: int) -> None:
         self._order, self._epoch = order, epoch
         chunks = -(-order.num_rows // order.chunk_rows)
-        hashes = fold(order.seed, _CHUNKS, epoch, np.arange(chunks, dtype=np.int64))
-        self._chunk_of = sort_words(hashes)
+        self._chunk_of = _permutation(fold(order.seed, _CHUNKS, epoch), chunks)
         self._missing = chunks * order.chunk_rows - order.num_rows  # rows that the last chunk lacks
         self._short_slot = int(np.flatnonzero(self._chunk_of == chunks - 1)[0]) if chunks else 0
 
@@ -179,6 +210,18 @@ class Epoch:
 
     def window_at(self, lane: int, row: int) -> Window:
         """The window that holds lane row ``row``; windows begin and end where chunks do, or the lane does."""
+        number, start, stop = self._window_range(lane, row)
+        state = fold(self._order.seed, _WINDOW, self._epoch, lane, number)
+        lane_start = int(self._order.lane_starts[lane])
+        pieces = tuple(self._pieces(lane_start + start, lane_start + stop))
+        return Window(start, stop, pieces, _permutation(state, stop - start))
+
+    def window_stop(self, lane: int, row: int) -> int:
+        """Lane row at which the window that holds lane row ``row`` ends."""
+        return self._window_range(lane, row)[2]
+
+    def _window_range(self, lane: int, row: int) -> tuple[int, int, int]:
+        """Number of a window in its lane, and its lane rows ``[start, stop)``."""
         order = self._order
         lane_start, lane_stop = int(order.lane_starts[lane]), int(order.lane_starts[lane + 1])
         first_slot = self._slot_of(lane_start)
@@ -186,9 +229,7 @@ class Epoch:
         slot = first_slot + number * order.window_chunks
         start = max(self._slot_start(slot), lane_start)
         stop = min(self._slot_start(slot + order.window_chunks), lane_stop)
-        hashes = fold(order.seed, _WINDOW, self._epoch, lane, number, np.arange(stop - start, dtype=np.int64))
-        pieces = tuple(self._pieces(start, stop))
-        return Window(start - lane_start, stop - lane_start, pieces, sort_words(hashes))
+        return number, start - lane_start, stop - lane_start
 
     def _pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         while start < stop:
@@ -207,8 +248,7 @@ class Epoch:
         if not order.shuffle:
             return np.arange(*order.stored_range(step, lanes))
         shares = order.lane_shares(step)
-        full = _shares(order.batch_size, order.lanes)
-        parts = [self._lane_rows(lane, step * int(full[lane]), int(shares[lane])) for lane in lanes]
+        parts = [self._lane_rows(lane, step * int(order.full_shares[lane]), int(shares[lane])) for lane in lanes]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def _lane_rows(self, lane: int, row: int, count: int) -> Rows:

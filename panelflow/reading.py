@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from panelflow.order import Epoch, Order, Window
+from panelflow.order import Epoch, Order
 from panelflow.shards import ShardReader
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -29,18 +31,19 @@ class Windows:
     """
 
     def __init__(self, readers: dict[str, ShardReader], epoch: Epoch, order: Order) -> None:
-        self.readers, self.order = readers, order
-        self._epoch = epoch
+        self.readers, self.epoch, self.order = readers, epoch, order
         self._staged = threading.local()
 
-    def read(self, lane: int, row: int, out: Arrays) -> Window:
-        """Read the window that holds a lane's row into the first rows of ``out``."""
-        window = self._epoch.window_at(lane, row)
-        places = window.places(self.order.chunk_rows)
+    def read(self, lane: int, row: int, ring: Arrays) -> None:
+        """Read a lane's rows from ``row`` to the end of its window; row r goes to row r % len of each array of ``ring``."""
+        window = self.epoch.window_at(lane, row)
+        places = window.places(self.order.chunk_rows)[row - window.start :]
         for name, reader in self.readers.items():
-            chunks = self._read_chunks(reader, [piece[0] for piece in window.pieces])
-            np.take(chunks, places, axis=0, out=out[name][: len(places)], mode="clip")
-        return window
+            chunks, rows = self._read_chunks(reader, [piece[0] for piece in window.pieces]), ring[name]
+            start = row % len(rows)
+            before_end = min(len(rows) - start, len(places))
+            np.take(chunks, places[:before_end], axis=0, out=rows[start : start + before_end], mode="clip")
+            np.take(chunks, places[before_end:], axis=0, out=rows[: len(places) - before_end], mode="clip")
 
     def _read_chunks(self, reader: ShardReader, chunks: list[int]) -> npt.NDArray[Any]:
         """Whole chunks, one after another; the checksum of each lies where the next one begins, and goes when that comes."""
@@ -59,43 +62,92 @@ class Windows:
         return buffer[:size]
 
 
-class Lane:
-    """One lane: the window in use, and the next one being read."""
+@dataclass(frozen=True)
+class LaneGroup:
+    """Neighbouring lanes that give equally many rows to every full batch, each with a ring that its windows are read into.
 
-    def __init__(self, pool: ThreadPoolExecutor, windows: Windows, lane: int, row: int) -> None:
-        order = windows.order
-        self._pool, self._windows, self._lane, self._row = pool, windows, lane, row
-        self._length = int(order.lane_starts[lane + 1] - order.lane_starts[lane])
-        self._start, self._stop = row, row
-        self._rows: Arrays = {}
-        self._window_rows = min(self._length, order.window_chunks * order.chunk_rows)
-        self._next = self._read_ahead(row, {})
+    Row r of a lane lies at row ``r % ring_rows`` of its ring. Since that is a multiple of ``share``, what a batch takes of all
+    lanes is one block of the rings, copied at once: the work of a step does not grow with the number of lanes.
+    """
 
-    def _read_ahead(self, row: int, spare: Arrays) -> Future[tuple[Window, Arrays]] | None:
-        return self._pool.submit(self._read, row, spare) if row < self._length else None
+    lanes: range
+    share: int
+    ring_rows: int
 
-    def _read(self, row: int, spare: Arrays) -> tuple[Window, Arrays]:
-        arrays = spare or allocate(self._windows.readers, self._window_rows)
-        return self._windows.read(self._lane, row, arrays), arrays
+    def allocate(self, readers: dict[str, ShardReader]) -> Arrays:
+        """Rings, [lanes, ring_rows, ...] for each array."""
+        return {
+            name: np.empty((len(self.lanes), self.ring_rows, *reader.grid.shape[1:]), dtype=reader.grid.dtype)
+            for name, reader in readers.items()
+        }
 
-    def take(self, count: int, out: Arrays, at: int) -> None:
-        """Copy the next ``count`` rows of the lane to row ``at`` of ``out``."""
-        while count:
-            if self._row == self._stop:
-                self._turn()
-            rows = min(count, self._stop - self._row)
-            inside = self._row - self._start
-            for name, values in self._rows.items():
-                out[name][at : at + rows] = values[inside : inside + rows]
-            self._row, at, count = self._row + rows, at + rows, count - rows
 
-    def _turn(self) -> None:
-        """Go on to the window that was read ahead, and read the one after it in the place of the one that is used up."""
-        assert self._next is not None, "a lane was asked for more rows than it holds"
-        spare = self._rows
-        window, self._rows = self._next.result()
-        self._start, self._stop = window.start, window.stop
-        self._next = self._read_ahead(window.stop, spare)
+def make_groups(order: Order, lanes: range) -> list[LaneGroup]:
+    """Groups of some lanes: those that give one row more to a batch, and the others."""
+    shares, groups = order.full_shares, []
+    for share in dict.fromkeys(shares[lanes.start : lanes.stop].tolist()):
+        members = [lane for lane in lanes if shares[lane] == share]
+        # Room for a window in use and the next one, and for a batch that begins in one window and ends in another.
+        least = max(2 * order.window_rows, share + order.window_rows)
+        groups.append(LaneGroup(range(members[0], members[-1] + 1), share, -(-least // share) * share))
+    return groups
+
+
+class LaneStream:
+    """The rows of a group of lanes, batch after batch, windows being read ahead by threads.
+
+    Parameters
+    ----------
+    step
+        The batch to begin with.
+    rings
+        From :meth:`LaneGroup.allocate`.
+    """
+
+    def __init__(self, pool: ThreadPoolExecutor, windows: Windows, group: LaneGroup, step: int, rings: Arrays) -> None:
+        self._pool, self._windows, self._group, self._rings = pool, windows, group, rings
+        starts = windows.order.lane_starts
+        self._lengths = {lane: int(starts[lane + 1] - starts[lane]) for lane in group.lanes}
+        self._row = step * group.share  # the next row, in each lane
+        self._reads: list[tuple[int, int, Future[None]]] = []  # heap of (first row, lane, the window being read)
+        self._later: list[tuple[int, int, int]] = []  # heap of (end, first row, lane) of each lane's first window not asked for
+        for lane in group.lanes:
+            self._plan_next(lane, self._row)
+        self._read_ahead()
+
+    def take(self, shares: list[int], out: Arrays, at: int) -> None:
+        """Copy what each lane gives to the next batch to row ``at`` of ``out`` and following."""
+        group, block = self._group, self._row % self._group.ring_rows
+        self._wait(self._row + max(shares))
+        if min(shares) == group.share:
+            rows = sum(shares)
+            for name, ring in self._rings.items():
+                target = out[name][at : at + rows].reshape(len(shares), group.share, *ring.shape[2:])
+                np.copyto(target, ring[:, block : block + group.share])
+        else:  # the short batch that ends an epoch
+            for number, share in enumerate(shares):
+                for name, ring in self._rings.items():
+                    out[name][at : at + share] = ring[number, block : block + share]
+                at += share
+        self._row += group.share
+        self._read_ahead()
+
+    def _wait(self, row: int) -> None:
+        """Wait for all rows before ``row``; the rings have room for them, so that they were asked for."""
+        while self._reads and self._reads[0][0] < row:
+            heapq.heappop(self._reads)[2].result()
+
+    def _read_ahead(self) -> None:
+        """Ask for the windows for which there is room in their rings."""
+        while self._later and self._later[0][0] <= self._row + self._group.ring_rows:
+            stop, row, lane = heapq.heappop(self._later)
+            ring = {name: rows[lane - self._group.lanes.start] for name, rows in self._rings.items()}
+            heapq.heappush(self._reads, (row, lane, self._pool.submit(self._windows.read, lane, row, ring)))
+            self._plan_next(lane, stop)
+
+    def _plan_next(self, lane: int, row: int) -> None:
+        if row < self._lengths[lane]:
+            heapq.heappush(self._later, (self._windows.epoch.window_stop(lane, row), row, lane))
 
 
 def read_ranges(pool: ThreadPoolExecutor, readers: dict[str, ShardReader], ranges: Iterator[tuple[int, int]]) -> Iterator[Arrays]:

@@ -34,36 +34,18 @@ def sort_rows(codes: npt.NDArray[Any], date_index: npt.NDArray[Any], hashes: Wor
     if len(hashes) == 0:
         return np.empty(0, dtype=np.intp)
     position = _position(date_index, hashes) if by_date else hashes
-    order, tied = _sort_upper_half(position)
-    if len(tied):
+    low = position.min()
+    bits = max(int(position.max() - low).bit_length() - 32, 0)
+    upper = ((position - low) >> np.uint64(bits)).astype(np.uint32)
+    order = _radix_sort(upper)
+    upper = upper[order]
+    equal = upper[1:] == upper[:-1]
+    if equal.any():
+        tied = np.flatnonzero(np.concatenate((equal, [False])) | np.concatenate(([False], equal)))
         rows = np.sort(order[tied])
         keys = (codes[rows], date_index[rows], hashes[rows])
         order[tied] = rows[np.lexsort((*keys, keys[1]) if by_date else keys)]
     return order
-
-
-def sort_words(words: Words) -> Order:
-    """Stable order of 64-bit words, intp [words]."""
-    if len(words) == 0:
-        return np.empty(0, dtype=np.intp)
-    order, tied = _sort_upper_half(words)
-    if len(tied):
-        rows = np.sort(order[tied])
-        order[tied] = rows[np.argsort(words[rows], kind="stable")]
-    return order
-
-
-def _sort_upper_half(words: Words) -> tuple[Order, npt.NDArray[np.intp]]:
-    """Stable order by the 32 bits below the highest in which words differ, and the places in it where these are equal."""
-    low = words.min()
-    bits = max(int(words.max() - low).bit_length() - 32, 0)
-    upper = ((words - low) >> np.uint64(bits)).astype(np.uint32)
-    order = _radix_sort(upper)
-    upper = upper[order]
-    equal = upper[1:] == upper[:-1]
-    if not equal.any():
-        return order, np.empty(0, dtype=np.intp)
-    return order, np.flatnonzero(np.concatenate((equal, [False])) | np.concatenate(([False], equal)))
 
 
 def _position(date_index: npt.NDArray[Any], hashes: Words) -> Words:

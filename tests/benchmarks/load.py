@@ -36,7 +36,7 @@ def prepare(folder: Path, dates: int, features: int, compression: str | None) ->
         make_panel(source, dates, features)
         split = pf.DateSplit(train=(None, None))
         keys = {"entity": "stock", "date": "date", "features": ["f*"], "targets": ["ret"]}
-        pf.prepare(source, output, **keys, split=split, compression=compression)
+        pf.prepare(source, output, **keys, split=split, horizon=0, compression=compression)
     return pf.open(output)
 
 
