@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import IterableDataset, get_worker_info
 
 from panelflow.errors import CheckpointError, OptionError
 from panelflow.order import DEFAULT_LANES, WINDOW_CHUNKS, Order
@@ -70,8 +71,10 @@ class Batch:
         )
 
 
-class Loader:
+class Loader(IterableDataset[Batch]):
     """Streams one rank's part of every global batch of a split.
+
+    Iterate it as it is, or under ``torch.utils.data.DataLoader(loader, batch_size=None)``: worker processes take turns.
 
     Parameters
     ----------
@@ -155,6 +158,7 @@ class Loader:
             )
         self._readers = {name: r for name, r in split.readers().items() if keys or name not in ("entity", "date")}
         self._epoch, self._step, self._loaded = 0, 0, False
+        self._turns = 1  # worker processes that the position counts in
         self._groups = make_groups(self.order, self._lanes)
         self._spare: list[list[Arrays]] = []  # rings of the groups, kept from epoch to epoch
 
@@ -199,6 +203,7 @@ class Loader:
             "shuffle": self.order.shuffle,
             "drop_last": self.order.drop_last,
             "window_chunks": self.order.window_chunks,
+            "workers": self._turns,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -211,26 +216,34 @@ class Loader:
         """
         own = self.state_dict()
         for name, value in own.items():
-            if name not in ("epoch", "step") and state.get(name) != value:
+            if name not in ("epoch", "step", "workers") and state.get(name) != value:
                 raise CheckpointError(f"The saved position has {name}={state.get(name)!r}, this loader {value!r}: another order.")
-        self._epoch, self._step, self._loaded = int(state["epoch"]), int(state["step"]), True
+        workers, here = state["workers"], _worker()[1]
+        if workers not in (1, here):
+            raise CheckpointError(
+                f"The saved position is that of one of {workers} worker processes of a DataLoader, not of {here}."
+            )
+        self._epoch, self._step, self._loaded, self._turns = int(state["epoch"]), int(state["step"]), True, workers
         if self._step >= len(self):
-            self._epoch, self._step = self._epoch + 1, 0
+            self._epoch, self._step, self._turns = self._epoch + 1, 0, 1
 
     def __iter__(self) -> Iterator[Batch]:
+        worker, workers = _worker()
         if not self._loaded:
-            self._step = 0
-        self._loaded = False
-        epoch, first = self._epoch, self._step
+            self._step, self._turns = 0, 1
+        # A position that this worker process saved is its own next step; any other is the next step of all.
+        first = self._step if self._turns == workers else self._step + worker
+        self._loaded, self._turns = False, workers
+        epoch, steps = self._epoch, range(first, len(self), workers)
         pool = ThreadPoolExecutor(self._threads, thread_name_prefix="panelflow-read")
         try:
-            stream = self._shuffled(pool, epoch, first) if self.order.shuffle else self._stored(pool, first)
-            for step, arrays in enumerate(stream, start=first):
-                self._step = step + 1
+            stream = self._shuffled(pool, epoch, steps) if self.order.shuffle else self._stored(pool, steps)
+            for step, arrays in zip(steps, stream, strict=True):
+                self._step = step + workers
                 yield self._batch(arrays, epoch, step)
         finally:
             pool.shutdown(cancel_futures=True)
-        self._epoch, self._step = epoch + 1, 0
+        self._epoch, self._step, self._turns = epoch + 1, 0, 1
 
     def _batch(self, arrays: Arrays, epoch: int, step: int) -> Batch:
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -245,20 +258,31 @@ class Loader:
             self.order.batch_rows(step),
         )
 
-    def _shuffled(self, pool: ThreadPoolExecutor, epoch: int, first: int) -> Iterator[Arrays]:
+    def _shuffled(self, pool: ThreadPoolExecutor, epoch: int, steps: range) -> Iterator[Arrays]:
+        if not steps:
+            return
         windows = Windows(self._readers, self.order.epoch(epoch), self.order)
         rings = self._spare.pop() if self._spare else [group.allocate(self._readers) for group in self._groups]
-        streams = [LaneStream(pool, windows, group, first, ring) for group, ring in zip(self._groups, rings, strict=True)]
-        for step in range(first, len(self)):
+        streams = [LaneStream(pool, windows, group, steps[0], ring) for group, ring in zip(self._groups, rings, strict=True)]
+        for step in range(steps[0], steps[-1] + 1):
             shares = self.order.lane_shares(step).tolist()
-            out, at = allocate(self._readers, sum(shares[self._lanes.start : self._lanes.stop])), 0
-            for group, stream in zip(self._groups, streams, strict=True):
-                taken = shares[group.lanes.start : group.lanes.stop]
-                stream.take(taken, out, at)
-                at += sum(taken)
+            parts = [shares[group.lanes.start : group.lanes.stop] for group in self._groups]
+            if step not in steps:  # another worker process's turn
+                for stream, part in zip(streams, parts, strict=True):
+                    stream.skip(part)
+                continue
+            out, at = allocate(self._readers, sum(map(sum, parts))), 0
+            for stream, part in zip(streams, parts, strict=True):
+                stream.take(part, out, at)
+                at += sum(part)
             yield out
         self._spare.append(rings)
 
-    def _stored(self, pool: ThreadPoolExecutor, first: int) -> Iterator[Arrays]:
-        ranges = (self.order.stored_range(step, self._lanes) for step in range(first, len(self)))
-        return read_ranges(pool, self._readers, ranges)
+    def _stored(self, pool: ThreadPoolExecutor, steps: range) -> Iterator[Arrays]:
+        return read_ranges(pool, self._readers, (self.order.stored_range(step, self._lanes) for step in steps))
+
+
+def _worker() -> tuple[int, int]:
+    """Number of this worker process of a DataLoader, and how many there are; 0 of 1 outside of any."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)

@@ -129,7 +129,15 @@ class LaneStream:
                 for name, ring in self._rings.items():
                     out[name][at : at + share] = ring[number, block : block + share]
                 at += share
-        self._row += group.share
+        self._go_on()
+
+    def skip(self, shares: list[int]) -> None:
+        """Leave out what each lane gives to the next batch."""
+        self._wait(self._row + max(shares))  # a ring is not read into while it is still being read into
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._row += self._group.share
         self._read_ahead()
 
     def _wait(self, row: int) -> None:

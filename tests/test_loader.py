@@ -6,12 +6,14 @@ import shutil
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 import panelflow as pf
 
@@ -220,3 +222,46 @@ def test_rings_hold_any_relation_of_batches_windows_and_lanes(dataset: pf.Datase
                 rows = loader.order.epoch(3).rows(step, range(lanes))
                 np.testing.assert_array_equal(batch.features, split.features[:][rows])
                 np.testing.assert_array_equal(batch.date, split.date[:][rows])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+def test_worker_processes_of_a_data_loader_take_turns(dataset: pf.Dataset, workers: int, shuffle: bool) -> None:
+    """Every batch once and in order, epoch after epoch, from a restored step, and with workers that stay."""
+    split = dataset["train"]
+    alone = pf.Loader(split, 100, shuffle=shuffle, lanes=5)
+    epochs = [list(alone) for _ in range(2)]
+    assert len(epochs[0]) > 7
+    for stay in {False, workers > 0}:
+        loader = pf.Loader(split, 100, shuffle=shuffle, lanes=5)
+        under = DataLoader(loader, batch_size=None, num_workers=workers, persistent_workers=stay)
+        assert len(under) == len(epochs[0])
+        for epoch, expected in enumerate(epochs):
+            if not stay:
+                loader.set_epoch(epoch)
+            same_batches(list(under), expected)
+    loader = pf.Loader(split, 100, shuffle=shuffle, lanes=5)
+    loader.load_state_dict(loader.state_dict() | {"epoch": 1, "step": 3})
+    same_batches(list(DataLoader(loader, batch_size=None, num_workers=workers)), epochs[1][3:])
+
+
+def test_a_position_saved_in_a_worker_process_continues_there(dataset: pf.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = pf.Loader(dataset["train"], 100)
+    expected = list(loader)
+    monkeypatch.setattr("panelflow.loader.get_worker_info", lambda: SimpleNamespace(id=1, num_workers=3))
+    loader.set_epoch(0)
+    reading = iter(loader)
+    same_batches([next(reading), next(reading)], [expected[1], expected[4]])
+    again = pf.Loader(dataset["train"], 100)
+    again.load_state_dict(loader.state_dict())
+    same_batches([next(iter(again))], [expected[7]])
+    monkeypatch.undo()
+    with pytest.raises(pf.CheckpointError, match="one of 3 worker processes"):
+        again.load_state_dict(loader.state_dict())
+
+
+def same_batches(left: list[pf.Batch], right: list[pf.Batch]) -> None:
+    assert [(batch.epoch, batch.step) for batch in left] == [(batch.epoch, batch.step) for batch in right]
+    for one, other in zip(left, right, strict=True):
+        for name in ("features", "targets", "weight", "entity", "date"):
+            assert getattr(one, name).equal(getattr(other, name))
