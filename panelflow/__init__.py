@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from panelflow.errors import DatasetNotFoundError as DatasetNotFoundError
     from panelflow.errors import DuplicateKeysError as DuplicateKeysError
     from panelflow.errors import MemoryBudgetError as MemoryBudgetError
+    from panelflow.errors import NonFiniteLossError as NonFiniteLossError
     from panelflow.errors import OptionError as OptionError
     from panelflow.errors import PanelError as PanelError
     from panelflow.errors import PanelflowError as PanelflowError
+    from panelflow.errors import Preempted as Preempted
     from panelflow.errors import RankError as RankError
     from panelflow.errors import StorageError as StorageError
     from panelflow.errors import WorkerError as WorkerError
@@ -64,9 +66,11 @@ _HOME = {
     "MLP": "modeling",
     "MemoryBudgetError": "errors",
     "Metrics": "metrics",
+    "NonFiniteLossError": "errors",
     "OptionError": "errors",
     "PanelError": "errors",
     "PanelflowError": "errors",
+    "Preempted": "errors",
     "RankError": "errors",
     "Result": "record",
     "Split": "store",

@@ -6,16 +6,67 @@ import io
 import os
 import re
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
-from panelflow.errors import CheckpointError, StorageError
+from panelflow.errors import CheckpointError, OptionError, StorageError
+from panelflow.loader import Loader
+from panelflow.record import Record
 
 _NAME = re.compile(r"step-(\d{10})\.pt")
 _KEPT = 2
+
+
+@dataclass
+class RunState:
+    """All that a checkpoint holds; ``recipe`` is what must be the same for a run to be one run."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler | None
+    loader: Loader
+    record: Record
+    recipe: dict[str, Any]
+
+    def state_dict(self, sums: list[float]) -> dict[str, Any]:
+        """The state as plain values; ``sums`` of the running epoch over all ranks."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "loader": self.loader.state_dict(),
+            "progress": {**vars(self.record), "sums": sums},
+            "recipe": self.recipe,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any], folder: str | os.PathLike[str]) -> Record:
+        """Take over a saved state; returns its record.
+
+        Raises
+        ------
+        CheckpointError
+            It is the state of another dataset, order, model or recipe.
+        """
+        self.loader.load_state_dict(saved["loader"])
+        for name, value in self.recipe.items():
+            if saved["recipe"][name] != value:
+                raise CheckpointError(
+                    f"The run in {os.fspath(folder)} has {name}={saved['recipe'][name]!r} and cannot go on with {value!r}."
+                )
+        try:
+            self.model.load_state_dict(saved["model"])
+            self.optimizer.load_state_dict(saved["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"The checkpoint in {os.fspath(folder)} is of another model: {error}") from error
+        if self.scheduler is not None and saved["scheduler"] is not None:
+            self.scheduler.load_state_dict(saved["scheduler"])
+        return Record(**saved["progress"])
 
 
 def save(folder: str | os.PathLike[str], updates: int, state: dict[str, Any]) -> Path:
@@ -68,6 +119,26 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> list[Path]:
     if not os.path.isdir(folder):
         return []
     return sorted(path for path in Path(folder).iterdir() if _NAME.fullmatch(path.name))
+
+
+def find(folder: str | os.PathLike[str] | None, resume: str) -> dict[str, Any] | None:
+    """The checkpoint to go on from, ``None`` where there is none; ``resume`` as in :func:`panelflow.fit`.
+
+    Raises
+    ------
+    OptionError, CheckpointError
+        There is none and must be one, or there is one and may be none.
+    """
+    if folder is None:
+        if resume == "must":
+            raise OptionError("resume='must' needs a checkpoint_dir")
+        return None
+    saved = load_newest(folder)
+    if saved is None and resume == "must":
+        raise CheckpointError(f"There is no checkpoint in {os.fspath(folder)} to resume from.")
+    if saved is not None and resume == "never":
+        raise CheckpointError(f"{os.fspath(folder)} holds checkpoints of a run; resume it or choose another folder.")
+    return saved
 
 
 def load_newest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:

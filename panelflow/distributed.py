@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # as typed by torch; torch.distributed re-exports it without saying so
 
-from panelflow.errors import OptionError, PanelflowError, RankError
+from panelflow.errors import PREEMPTED_EXIT_CODE, OptionError, PanelflowError, Preempted, RankError
 
 _LOOPBACK = "127.0.0.1"
 _GRACE_SECONDS = 3.0
@@ -135,6 +135,8 @@ def launch(function: Callable[..., Any], nproc: int = 1, args: Sequence[Any] = (
         other ranks are stopped, so that none waits for ever.
     OptionError
         ``nproc`` below 1.
+    Preempted
+        SIGTERM came, was passed on to the ranks, and :func:`panelflow.fit` stopped on all of them.
 
     Notes
     -----
@@ -149,7 +151,8 @@ def launch(function: Callable[..., Any], nproc: int = 1, args: Sequence[Any] = (
         Path(folder, "job.pkl").write_bytes(cloudpickle.dumps(job))
         ranks = [_start_rank(rank, nproc, folder) for rank in range(nproc)]
         try:
-            _wait_for_ranks(ranks, folder)
+            with _pass_on_sigterm(ranks):
+                _wait_for_ranks(ranks, folder)
         finally:
             _stop(ranks)
         return [pickle.loads(Path(folder, f"result-{rank}.pkl").read_bytes()) for rank in range(nproc)]
@@ -181,6 +184,24 @@ def _start_rank(rank: int, nproc: int, folder: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", _CHILD, folder], stdin=subprocess.PIPE, env=environment)
 
 
+@contextlib.contextmanager
+def _pass_on_sigterm(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Ranks are to stop after a step and save; this process waits for them and then stops as well."""
+    if threading.current_thread() is not threading.main_thread():  # Python handles signals there alone
+        yield
+        return
+
+    def pass_on(*_: Any) -> None:
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
 def _wait_for_ranks(ranks: Sequence[subprocess.Popen[bytes]], folder: str) -> None:
     """Wait until every rank has left its result, or one failed and the others had a moment to say why.
 
@@ -192,7 +213,8 @@ def _wait_for_ranks(ranks: Sequence[subprocess.Popen[bytes]], folder: str) -> No
             if process.poll() is not None:
                 ended.setdefault(rank, time.time())
         if ended and (len(ended) == len(ranks) or time.time() - min(ended.values()) > _GRACE_SECONDS):
-            raise _explain([process.poll() for process in ranks], ended, folder)
+            codes = [process.poll() for process in ranks]
+            raise Preempted if set(codes) == {PREEMPTED_EXIT_CODE} else _explain(codes, ended, folder)
         time.sleep(0.02)
 
 
@@ -250,6 +272,9 @@ def run_rank(folder: str) -> None:
         done.set()
         _write(Path(folder, f"result-{rank}.pkl"), cloudpickle.dumps(result))
         threading.Event().wait()  # until the parent has the results of all
+    except Preempted:
+        _flush()
+        os._exit(PREEMPTED_EXIT_CODE)
     except BaseException as error:
         known = cloudpickle.dumps(error).hex() if isinstance(error, PanelflowError) else None
         report = {"time": time.time(), "text": traceback.format_exc(), "error": known}

@@ -15,11 +15,16 @@
     |-- StorageError (OSError)               a disk or object store refused a read or write
     |-- WorkerError (RuntimeError)           Dask workers were lost for good
     |-- ConservationError (RuntimeError)     rows went missing: a defect of panelflow, never of the data
+    |-- NonFiniteLossError (ArithmeticError) a training loss is NaN or infinite; names the rows
     |-- CheckpointError                      a checkpoint does not fit the run that wants to resume
     `-- RankError (RuntimeError)             a training rank failed; carries its traceback
 
+``Preempted`` (SystemExit) is no error: the run was asked to stop, saved its state, and the process leaves with exit code 75.
+
 Each is built from one readable paragraph, so that all of them travel between processes by pickle.
 """
+
+from __future__ import annotations
 
 
 class PanelflowError(Exception):
@@ -78,5 +83,28 @@ class CheckpointError(PanelflowError):
     """A checkpoint is unreadable or belongs to another run."""
 
 
+class NonFiniteLossError(PanelflowError, ArithmeticError):
+    """A training loss is NaN or infinite; the message names the step and rows."""
+
+
 class RankError(PanelflowError, RuntimeError):
     """A rank of a training job failed; the message carries the traceback of that rank."""
+
+
+PREEMPTED_EXIT_CODE = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
+class Preempted(SystemExit):
+    """The run was asked to stop (SIGTERM) and did so after a step.
+
+    Attributes
+    ----------
+    code : int
+        75, the exit code where nobody catches it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(PREEMPTED_EXIT_CODE)
+
+    def __reduce__(self) -> tuple[type[Preempted], tuple[()]]:
+        return Preempted, ()

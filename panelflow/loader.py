@@ -169,6 +169,11 @@ class Loader(IterableDataset[Batch]):
         return self.order.steps
 
     @property
+    def lanes(self) -> range:
+        """Lanes of this rank."""
+        return self._lanes
+
+    @property
     def epoch(self) -> int:
         """Epoch of the next batch."""
         return self._epoch

@@ -61,27 +61,27 @@ def choose_splits(
     return dataset[train], found
 
 
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "precision": ("fp32", "bf16"),
+    "monitor": tuple(MONITORS),
+    "resume": ("auto", "must", "never"),
+    "scheduler_interval": ("epoch", "step"),
+    "nonfinite": ("raise", "continue"),
+}
+
+
 def check_options(
+    choices: dict[str, str],
     accumulate: int,
-    precision: str,
-    monitor: str,
-    resume: str,
-    scheduler_interval: str,
     early_stopping: int | None,
     epochs: int,
     checkpoint_every: int | None,
     clip_norm: float | None,
 ) -> None:
     """Refuse options out of range, with their value."""
-    choices = {
-        "precision": (precision, ("fp32", "bf16")),
-        "monitor": (monitor, tuple(MONITORS)),
-        "resume": (resume, ("auto", "must", "never")),
-        "scheduler_interval": (scheduler_interval, ("epoch", "step")),
-    }
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            raise OptionError(f"{name} is one of {', '.join(map(repr, allowed))}; {name}={value!r}")
+    for name, value in choices.items():
+        if value not in _CHOICES[name]:
+            raise OptionError(f"{name} is one of {', '.join(map(repr, _CHOICES[name]))}; {name}={value!r}")
     counts = {"accumulate": accumulate, "epochs": epochs, "early_stopping": early_stopping, "checkpoint_every": checkpoint_every}
     for name, count in counts.items():
         if count is not None and count < 1:

@@ -37,8 +37,35 @@ def exact_batch_norm(model: nn.Module, place: Place) -> nn.Module:
     return converted
 
 
-def wrap(model: nn.Module, place: Place, num_features: int) -> nn.Module:
-    """Wrap the model in DDP where there are several ranks, and settle its gradient buckets without touching any state.
+class Replica(nn.Module):
+    """A model beside flags of each rank, whose sum over ranks is a gradient: it travels with that of the model.
+
+    Attributes
+    ----------
+    flags
+        A parameter of zeros. ``(flags * values).sum()`` added to the loss makes ``values`` its gradient.
+    """
+
+    def __init__(self, model: nn.Module, num_flags: int) -> None:
+        super().__init__()
+        self.model = model
+        device = next((p.device for p in model.parameters()), None)
+        self.flags = nn.Parameter(torch.zeros(num_flags, dtype=dtype_of(model), device=device))
+
+    def forward(self, features: torch.Tensor) -> Any:
+        """Apply the model."""
+        return self.model(features)
+
+
+def replica_of(wrapped: nn.Module) -> Replica:
+    """The replica within what :func:`wrap` returned."""
+    found = wrapped.module if isinstance(wrapped, DistributedDataParallel) else wrapped
+    assert isinstance(found, Replica)
+    return found
+
+
+def wrap(model: nn.Module, place: Place, num_features: int, num_flags: int) -> nn.Module:
+    """A replica of the model, in DDP where there are several ranks, its gradient buckets settled without touching any state.
 
     DDP rebuilds its buckets after the first backward pass, which changes the order of summation on three or more ranks. One
     pass over two rows of zeros before the first step makes the layout of a fresh and of a resumed run the same.
@@ -48,17 +75,19 @@ def wrap(model: nn.Module, place: Place, num_features: int) -> nn.Module:
     OptionError
         A parameter takes no part in the prediction, so that DDP would wait for its gradient.
     """
+    own = Replica(model, num_flags)
     if place.world_size == 1:
-        return model
+        return own
     devices = [place.device.index] if place.device.type == "cuda" else None
     # Buffers are made equal here, once; torch renamed the option that broadcasts them before each pass.
     for buffer in model.buffers():
         dist.broadcast(buffer, src=0)
     known = inspect.signature(DistributedDataParallel).parameters
     options: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
-    replica = DistributedDataParallel(model, device_ids=devices, **options)
+    replica = DistributedDataParallel(own, device_ids=devices, **options)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    replica(torch.zeros(2, num_features, device=place.device, dtype=dtype_of(model))).sum().backward()
+    outputs = replica(torch.zeros(2, num_features, device=place.device, dtype=dtype_of(model)))
+    (outputs.sum() + own.flags.sum()).backward()
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         raise OptionError(

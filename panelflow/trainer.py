@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from panelflow import checkpoint
+from panelflow.checkpoint import RunState
 from panelflow.distributed import Place, from_first, join, sum_over_ranks
-from panelflow.errors import CheckpointError, OptionError
+from panelflow.errors import Preempted
 from panelflow.evaluation import evaluate
 from panelflow.hashing import fold
 from panelflow.loader import Batch, Loader
@@ -33,7 +35,8 @@ from panelflow.modeling import RowLoss, predict_rows, resolve_loss, row_losses, 
 from panelflow.progress import Reporter
 from panelflow.recipe import VALIDATION, OptimizerFactory, check_options, choose_splits, make_optimizer
 from panelflow.record import Record, Result
-from panelflow.replica import check_buffers, exact_batch_norm, without_synchronisation, wrap
+from panelflow.replica import check_buffers, exact_batch_norm, replica_of, without_synchronisation, wrap
+from panelflow.stopping import Request, explain_nonfinite, heed_sigterm, write_status
 from panelflow.store import Dataset
 
 
@@ -54,6 +57,7 @@ def fit(
     precision: str = "fp32",
     early_stopping: int | None = None,
     monitor: str = "loss",
+    nonfinite: str = "raise",
     standardized: bool = True,
     train: str | None = None,
     validation: str | None = VALIDATION,
@@ -100,6 +104,8 @@ def fit(
         Epochs without improvement of ``monitor`` after which to stop; ``None`` never stops early.
     monitor
         ``loss``, ``r2``, ``r2_zero``, ``ic``, ``icir``, ``rank_ic`` or ``rank_icir`` of the validation split.
+    nonfinite
+        What a loss that is NaN or infinite does: ``"raise"`` ends the run before the update, ``"continue"`` lets it pass.
     standardized
         Put the training statistics in front of the model; see :class:`panelflow.Standardized`.
     train, validation
@@ -130,6 +136,11 @@ def fit(
         The checkpoint belongs to another dataset, order or model.
     CorruptDatasetError
         A damaged shard, on the rank that reads it.
+    NonFiniteLossError
+        See ``nonfinite``; names the step and the rows.
+    Preempted
+        SIGTERM came: all ranks stopped after the same step, and rank 0 wrote a checkpoint; the exit code is 75. The same call
+        continues.
 
     Notes
     -----
@@ -138,7 +149,8 @@ def fit(
     model, and ``Loader.memory_bytes``.
     """
     place = join()
-    check_options(accumulate, precision, monitor, resume, scheduler_interval, early_stopping, epochs, checkpoint_every, clip_norm)
+    choices = {"precision": precision, "monitor": monitor, "resume": resume, "scheduler_interval": scheduler_interval}
+    check_options(choices | {"nonfinite": nonfinite}, accumulate, early_stopping, epochs, checkpoint_every, clip_norm)
     train_split, validation_split = choose_splits(dataset, train, validation, early_stopping)
     whole = standardize(model, dataset) if standardized else model
     whole = exact_batch_norm(whole, place).to(place.device)
@@ -165,11 +177,13 @@ def fit(
         step_scheduler=scheduler_interval == "step",
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
+        stops_at_nonfinite=nonfinite == "raise",
     )
     run.scheduler = None if scheduler is None else scheduler(run.optimizer)
     run.restore(resume)
-    run.replica = wrap(whole, place, len(dataset.features))
-    with Reporter(progress and place.is_first) as reporter:
+    run.replica = wrap(whole, place, len(dataset.features), num_flags=2)
+    with Reporter(progress and place.is_first) as reporter, heed_sigterm() as run.request:
+        write_status(checkpoint_dir, place, "running")
         for epoch in range(run.loader.epoch, epochs):
             if run.record.stopped_early:
                 break
@@ -178,6 +192,9 @@ def fit(
             if validation_split is not None:
                 metrics = evaluate(run.model, validation_split, loss=run.loss, precision=precision)
             run.end_epoch(epoch, metrics, early_stopping)
+            if run.asked_to_stop:
+                run.stop(epoch)
+    write_status(checkpoint_dir, place, "finished", updates=run.record.updates)
     return run.record.result(run.model, choose_best=early_stopping is not None)
 
 
@@ -199,7 +216,11 @@ class _Run:
     step_scheduler: bool
     checkpoint_dir: str | os.PathLike[str] | None
     checkpoint_every: int | None
+    stops_at_nonfinite: bool
     record: Record = field(default_factory=Record)
+    request: Request = field(default_factory=Request)
+    asked_to_stop: bool = False  # by any rank
+    losses: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # (step, losses of rows) since the last update
 
     # The loop -------------------------------------------------------------------------------------------------------------
 
@@ -220,6 +241,7 @@ class _Run:
                 batch_weight += self._backward(batch.to(self.place.device), sums)
             if not ends_update:
                 continue
+            self._read_flags(epoch)
             self._update(self._global_weight(batch_weight))
             batch_weight = 0.0
             self.record.updates += 1
@@ -228,6 +250,11 @@ class _Run:
             if due and not ends_epoch:  # at the end of an epoch validation comes first, and a checkpoint after it
                 self.record.seconds = time.perf_counter() - started
                 self._save(sums)
+            if self.asked_to_stop and not ends_epoch:
+                self.record.seconds = time.perf_counter() - started
+                if not due:
+                    self._save(sums)
+                self.stop(epoch, batch.step)
         self.record.seconds = time.perf_counter() - started
         self.record.sums = self._total(sums)
         reporter.finish()
@@ -244,8 +271,32 @@ class _Run:
         else:
             weighted, weight = (losses * batch.weight.to(losses.dtype)).sum(), float(batch.weight.double().sum())
             sums += torch.stack([weighted.detach().double(), sums.new_tensor(weight)])
-        weighted.backward()  # type: ignore[no-untyped-call]  # torch ships it without a signature
+        self.losses.append((batch.step, losses.detach()))
+        flags = replica_of(self.replica).flags
+        asked = flags.new_full((), float(self.request.received))
+        values = torch.stack([asked, (~torch.isfinite(weighted.detach())).to(flags.dtype)])
+        (weighted + (flags * values).sum()).backward()  # type: ignore[no-untyped-call]  # torch ships it without a signature
         return weight
+
+    def _read_flags(self, epoch: int) -> None:
+        """Learn what any rank met since the last update, before this one is made."""
+        flags = replica_of(self.replica).flags
+        assert flags.grad is not None
+        asked, nonfinite = flags.grad.tolist()
+        flags.grad = None
+        self.asked_to_stop = self.asked_to_stop or asked > 0
+        if nonfinite and self.stops_at_nonfinite:
+            raise explain_nonfinite(self.loader, epoch, self.losses, self.place)
+        self.losses = []
+
+    def stop(self, epoch: int, step: int | None = None) -> NoReturn:
+        """Leave as asked, once rank 0 has written its checkpoint."""
+        write_status(self.checkpoint_dir, self.place, "preempted", epoch=epoch, step=step, updates=self.record.updates)
+        from_first(None, self.place)
+        if self.place.is_first:
+            saved = "the state is saved, the same call goes on" if self.checkpoint_dir is not None else "without checkpoint_dir"
+            print(f"panelflow: asked to stop, stopped after {self.record.updates:,} updates; {saved}", file=sys.stderr)
+        raise Preempted
 
     def _global_weight(self, batch_weight: float) -> float:
         """Weight of the union of the accumulated batches over all ranks; known without asking where rows weigh one."""
@@ -294,57 +345,24 @@ class _Run:
         total = self.record.sums if sums is None else self._total(sums)
         if not self.place.is_first:
             return
-        progress = {**vars(self.record), "sums": total}
-        saved = {
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "loader": self.loader.state_dict(),
-            "progress": progress,
-            "recipe": self._recipe(),
-        }
-        checkpoint.save(self.checkpoint_dir, self.record.updates, saved)
+        checkpoint.save(self.checkpoint_dir, self.record.updates, self._state().state_dict(sums=total))
 
-    def _recipe(self) -> dict[str, Any]:
-        """What must be the same for a run to be one run."""
-        return {
+    def _state(self) -> RunState:
+        recipe = {
             "optimizer": type(self.optimizer).__name__,
             "scheduler": None if self.scheduler is None else type(self.scheduler).__name__,
             "accumulate": self.accumulate,
             "monitor": self.monitor,
         }
+        return RunState(self.model, self.optimizer, self.scheduler, self.loader, self.record, recipe)
 
     def restore(self, resume: str) -> None:
         """Continue from the newest whole checkpoint, as ``resume`` says; rank 0 reads it for all."""
-        if self.checkpoint_dir is None:
-            if resume == "must":
-                raise OptionError("resume='must' needs a checkpoint_dir")
-            return
-        saved = checkpoint.load_newest(self.checkpoint_dir) if self.place.is_first else None
+        saved = checkpoint.find(self.checkpoint_dir, resume) if self.place.is_first else None
         saved = from_first(saved, self.place)
-        if saved is None and resume == "must":
-            raise CheckpointError(f"There is no checkpoint in {os.fspath(self.checkpoint_dir)} to resume from.")
-        if saved is None:
+        if saved is None or self.checkpoint_dir is None:
             return
-        if resume == "never":
-            raise CheckpointError(
-                f"{os.fspath(self.checkpoint_dir)} holds checkpoints of a run; resume it or choose another folder."
-            )
-        self.loader.load_state_dict(saved["loader"])
-        for name, value in self._recipe().items():
-            if saved["recipe"][name] != value:
-                raise CheckpointError(
-                    f"The run in {os.fspath(self.checkpoint_dir)} has {name}={saved['recipe'][name]!r} and cannot go on with "
-                    f"{value!r}."
-                )
-        try:
-            self.model.load_state_dict(saved["model"])
-            self.optimizer.load_state_dict(saved["optimizer"])
-        except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(f"The checkpoint in {os.fspath(self.checkpoint_dir)} is of another model: {error}") from error
-        if self.scheduler is not None and saved["scheduler"] is not None:
-            self.scheduler.load_state_dict(saved["scheduler"])
-        self.record = Record(**saved["progress"])
+        self.record = self._state().load_state_dict(saved, self.checkpoint_dir)
         if self.place.is_first:
             self.record.write(Path(self.checkpoint_dir, "metrics.jsonl"))
 

@@ -35,6 +35,7 @@ TORCH = [
     "metrics",
     "evaluation",
     "replica",
+    "stopping",
     "record",
     "recipe",
     "checkpoint",

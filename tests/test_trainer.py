@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from panels import make_panel
@@ -450,3 +452,85 @@ def test_damage_on_one_rank_ends_the_job_with_the_name_of_the_file(
 def test_bad_options_are_refused_with_their_value(dataset: pf.Dataset, options: dict[str, Any], text: str) -> None:
     with pytest.raises(pf.OptionError, match=text):
         pf.fit(make_model(), dataset, batch_size=BATCH, progress=False, **{"epochs": 1, **options})
+
+
+# Stopping before the end --------------------------------------------------------------------------------------------------
+
+
+def slowly(path: str, folder: str) -> torch.Tensor:
+    """A run that says how far it is, and takes a moment over each step."""
+
+    model = make_model()
+    model.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    result = pf.fit(model, pf.open(path), batch_size=60, epochs=3, checkpoint_dir=folder, checkpoint_every=1000, progress=False)
+    return torch.cat([p.detach().flatten() for p in result.model.parameters()])
+
+
+PREEMPTIBLE = """
+import sys
+sys.path[:0] = [{tests!r}]
+from test_trainer import slowly
+import panelflow as pf
+pf.launch(slowly, {ranks}, ({path!r}, {folder!r}))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_preempted_run_saves_leaves_with_75_and_goes_on_exactly(dataset: pf.Dataset, tmp_path: Path, ranks: int) -> None:
+    path, folder = str(dataset.folder.path()), str(tmp_path / "run")
+    undisturbed = pf.launch(slowly, ranks, (path, str(tmp_path / "undisturbed")))
+    script = PREEMPTIBLE.format(tests=str(Path(__file__).parent), ranks=ranks, path=path, folder=folder)
+    job = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    status = tmp_path / "run" / "status.json"
+    wait_until(lambda: status.exists(), job)
+    time.sleep(0.5)
+    job.send_signal(signal.SIGTERM)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode == 75, errors
+    assert "panelflow: asked to stop, stopped after" in errors
+    left = json.loads(status.read_text())
+    assert left["status"] == "preempted"
+    (saved,) = (tmp_path / "run").glob("step-*.pt")
+    assert saved.name == f"step-{left['updates']:010d}.pt"
+    for before, after in zip(undisturbed, pf.launch(slowly, ranks, (path, folder)), strict=True):
+        assert torch.equal(before, after)
+    assert json.loads(status.read_text())["status"] == "finished"
+
+
+def wait_until(condition: Callable[[], bool], job: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Poisoned(torch.nn.Module):
+    """NaN for one row of the panel."""
+
+    def __init__(self, poison: float) -> None:
+        super().__init__()
+        self.linear, self.poison = torch.nn.Linear(4, 1), poison
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        hit = (features[:, :1] == self.poison).double()
+        return self.linear(torch.nan_to_num(features)) + torch.where(hit > 0, torch.nan, 0.0)
+
+
+def poisoned_fit(path: str, poison: float, nonfinite: str) -> float:
+    ds = pf.open(path)
+    options = {"batch_size": 150, "epochs": 2, "standardized": False, "nonfinite": nonfinite, "progress": False}
+    return float(pf.fit(Poisoned(poison).double(), ds, **options).model.linear.bias)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_not_finite_stops_all_ranks_and_names_the_row(unweighted: pf.Dataset, ranks: int) -> None:
+    split, path = unweighted["train"], str(unweighted.folder.path())
+    row = int(np.flatnonzero(np.isfinite(split.features[:, 0]))[17])
+    name, day = unweighted.entity_names[int(split.entity[row])], pd.Timestamp(int(split.date[row]))
+    poison = float(split.features[row, 0])
+    with pytest.raises(pf.RankError, match=re.escape(f"({name!r}, {day}, nan)")) as caught:
+        pf.launch(poisoned_fit, ranks, (path, poison, "raise"))
+    assert isinstance(caught.value.__cause__, pf.NonFiniteLossError)
+    assert "not finite for 1 row(s) at epoch 0, step" in str(caught.value)
+    assert np.isnan(pf.launch(poisoned_fit, ranks, (path, poison, "continue"))).all()
