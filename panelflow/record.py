@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
 
@@ -42,6 +43,10 @@ class Result:
     best_state: dict[str, Any] | None
     last_state: dict[str, Any]
     stopped_early: bool
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The history as a data frame indexed by epoch; figures of the validation split are columns ``validation_...``."""
+        return pd.json_normalize(self.history, sep="_").set_index("epoch")
 
 
 @dataclass

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,9 +14,14 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_order import orders
 from torch.utils.data import DataLoader
 
 import panelflow as pf
+from panelflow.order import Order
+from panelflow.shards import ArrayGrid
 
 WORLDS = (1, 2, 3, 5, 8)
 
@@ -265,3 +271,55 @@ def same_batches(left: list[pf.Batch], right: list[pf.Batch]) -> None:
     for one, other in zip(left, right, strict=True):
         for name in ("features", "targets", "weight", "entity", "date"):
             assert getattr(one, name).equal(getattr(other, name))
+
+
+class Numbers:
+    """A reader whose rows are their own numbers, of an array of any size that is nowhere."""
+
+    def __init__(self, rows: int, chunk_rows: int) -> None:
+        self.grid = ArrayGrid("train/features", "<i8", (rows, 1), chunk_rows, chunk_rows, None)
+        self.buffer_bytes = 8 * chunk_rows + 4
+
+    def read_chunk(self, chunk: int, buffer: np.ndarray | None = None) -> np.ndarray:
+        size = self.grid.chunk_rows
+        buffer = np.empty(self.buffer_bytes, np.uint8) if buffer is None else buffer
+        rows = buffer[: 8 * size].view(np.int64).reshape(size, 1)
+        rows[:, 0] = np.arange(chunk * size, (chunk + 1) * size)
+        return rows[: max(self.grid.num_rows - chunk * size, 0)]
+
+
+def numbered(order: Order, world: int, rank: int) -> pf.Loader:
+    reader = Numbers(order.num_rows, order.chunk_rows)
+    split = SimpleNamespace(
+        num_rows=order.num_rows,
+        chunk_rows=order.chunk_rows,
+        name="train",
+        dataset=SimpleNamespace(dataset_id="numbers"),
+        readers=lambda: {"features": reader, "targets": reader},
+    )
+    options = {name: getattr(order, name) for name in ("shuffle", "drop_last", "seed", "lanes", "window_chunks")}
+    return pf.Loader(split, order.batch_size, rank=rank, world_size=world, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore:.* lanes over .* ranks keep them")
+@settings(max_examples=60, deadline=None)
+@given(orders(), st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3])), max_size=5))
+def test_any_sequence_of_stops_and_worlds_is_one_uninterrupted_run(order: Order, segments: list[tuple[int, int]]) -> None:
+    """Train k steps, stop, go on with another number of ranks: every global batch is what the order says, none twice."""
+    state = numbered(order, 1, 0).state_dict()
+    epoch, step = 0, 0
+    for steps, world in segments:
+        world = min(world, order.lanes)
+        loaders = [numbered(order, world, rank) for rank in range(world)]
+        for loader in loaders:
+            loader.load_state_dict(state)
+        parts = [list(itertools.islice(loader, steps)) for loader in loaders]
+        for batches in zip(*parts, strict=True):
+            assert {(batch.epoch, batch.step) for batch in batches} == {(epoch, step)}
+            rows = np.concatenate([batch.features[:, 0] for batch in batches])
+            np.testing.assert_array_equal(rows, order.epoch(epoch).rows(step, range(order.lanes)))
+            step += 1
+        assert len(parts[0]) == min(steps, max(order.steps - (step - len(parts[0])), 0))
+        state = loaders[-1].state_dict()
+        if step == order.steps:
+            epoch, step = epoch + 1, 0

@@ -344,6 +344,14 @@ def test_resume_modes_and_foreign_checkpoints(dataset: pf.Dataset, unweighted: p
 # Options --------------------------------------------------------------------------------------------------------------------
 
 
+def test_the_history_is_a_data_frame_too(dataset: pf.Dataset) -> None:
+    result = pf.fit(make_model(), dataset, batch_size=BATCH, epochs=2, progress=False)
+    table = result.to_pandas()
+    assert table.index.tolist() == [0, 1]
+    assert table["train_loss"].tolist() == [entry["train_loss"] for entry in result.history]
+    assert table["validation_loss"].tolist() == [entry["validation"]["loss"] for entry in result.history]
+
+
 def test_early_stopping_keeps_the_best_and_the_last(dataset: pf.Dataset) -> None:
     result = pf.fit(make_model(), dataset, batch_size=BATCH, epochs=50, lr=0.2, early_stopping=2, progress=False)
     losses = [entry["validation"]["loss"] for entry in result.history]
