@@ -93,10 +93,19 @@ def survey(client: Client) -> Workers:
         raise WorkerError(f"The Dask cluster has no workers after {_SECONDS_WITHOUT_WORKERS:.0f} seconds; start some.") from None
     finally:
         asked_for.release()
-    workers = client.scheduler_info(n_workers=-1)["workers"].values()
+    workers = _workers_of(client).values()
     _check_versions(client)
     limits = [worker["memory_limit"] for worker in workers if worker["memory_limit"]]
     return Workers(len(workers), max(worker["nthreads"] for worker in workers), min(limits) if limits else None)
+
+
+def _workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """What the scheduler knows of each worker, by address.
+
+    Not ``Client.scheduler_info``, which returns an attribute that a periodic call empties in between.
+    """
+    workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    return workers
 
 
 def _nothing_to_do() -> None:
@@ -159,7 +168,7 @@ def ask_everywhere(client: Client, function: Callable[..., Any], *args: Any) -> 
         with contextlib.suppress(Exception):  # the worker is gone; whoever asks knows nothing of it
             answers.update(client.run(function, *args, workers=[address]))
 
-    addresses = list(client.scheduler_info(n_workers=-1)["workers"])
+    addresses = list(_workers_of(client))
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
     for thread in threads:
         thread.start()
@@ -263,7 +272,7 @@ def as_they_finish(client: Client, futures: Sequence[Future]) -> Iterator[Future
                 future = finished.get(timeout=2.0)
                 break
             except queue.Empty:
-                if client.scheduler_info(n_workers=-1)["workers"]:
+                if _workers_of(client):
                     alone_since = None
                 elif alone_since is None:
                     alone_since = time.monotonic()

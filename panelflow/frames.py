@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeGuard
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -89,6 +90,9 @@ def _write_part(frame: pd.DataFrame, columns: list[str], scratch: Folder, name: 
         table = pa.Table.from_pandas(frame, preserve_index=False)
     except _UNFIT as error:
         raise _explain(frame, label, error) from error
+    for position, column in enumerate(columns):  # NaN stays the NaN it is: from_pandas makes it null, and bits are lost
+        if isinstance(frame[column].dtype, np.dtype) and frame[column].dtype.kind == "f":
+            table = table.set_column(position, column, pa.array(frame[column].to_numpy(), from_pandas=False))
     sink = pa.BufferOutputStream()
     row_bytes = max(table.nbytes // max(table.num_rows, 1), 1)
     pq.write_table(table, sink, compression="lz4", row_group_size=max(int(8 * 2**20 // row_bytes), 1))

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from panelflow.errors import DatasetBusyError, StorageError
+from panelflow.errors import DatasetBusyError
 from panelflow.files import Folder
 
 LEASE = "lease.json"
@@ -69,11 +69,11 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._stopped.wait(_HEARTBEAT_SECONDS):
-            holder = _read(self.root)
-            if holder is not None and holder["token"] != self.token:
-                self.lost.set()
-                return
-            with contextlib.suppress(StorageError):  # a full disk now need not be full at the next beat
+            with contextlib.suppress(OSError):  # what a disk or a network refuses now, it may allow at the next beat
+                holder = _read(self.root)
+                if holder is not None and holder["token"] != self.token:
+                    self.lost.set()
+                    return
                 self.root.write(LEASE, [lease_text(self.token)])
 
 
@@ -86,17 +86,24 @@ def take_lease(root: Folder, shown: str) -> Lease:
         A live process has it.
     """
     lock = _lock(root, shown) if root.is_local else None
-    holder = _read(root)
-    if holder is not None and _is_alive(holder, locked=lock is not None):
+    try:
+        return Lease(root, _write_token(root, shown, locked=lock is not None), lock)
+    except BaseException:
         if lock is not None:
             os.close(lock)
+        raise
+
+
+def _write_token(root: Folder, shown: str, *, locked: bool) -> str:
+    holder = _read(root)
+    if holder is not None and _is_alive(holder, locked=locked):
         raise _busy(shown, holder)
     token = uuid.uuid4().hex
     root.write(LEASE, [lease_text(token)])
     holder = _read(root)
     if holder is None or holder["token"] != token:
         raise DatasetBusyError(f"{shown} was taken by another process in this moment; wait for it.")
-    return Lease(root, token, lock)
+    return token
 
 
 def _lock(root: Folder, shown: str) -> int:

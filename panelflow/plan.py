@@ -208,8 +208,10 @@ class Plan:
 
     @cached_property
     def vocabulary(self) -> Any:
-        """A pandas index that turns names into codes."""
-        return pd.Index(self.names, dtype=self.names.dtype)
+        """A pandas index that turns names into codes, its table filled: pandas 2 fills it at the first use, on any thread."""
+        index = pd.Index(self.names, dtype=self.names.dtype)
+        index.get_indexer(index[:1])
+        return index
 
     @cached_property
     def entity_hashes(self) -> Words:

@@ -16,6 +16,7 @@ from dask.utils import parse_bytes
 from distributed import Client
 
 from panelflow import frames
+from panelflow.budget import page_bytes_of, unit_bytes_for
 from panelflow.cluster import check_shared, connect, run_tasks, survey
 from panelflow.errors import OptionError, PanelError
 from panelflow.files import Folder
@@ -183,7 +184,9 @@ def prepare(
         columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # the roles are spelled once, above
         layout = make_layout(columns, dtype, chunk_rows, _parse_bytes(shard_bytes))
         options = [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression]
-        run = _digest_run(options, repr(layout), repr(available), _fingerprint(source, listed))
+        # How the source is cut, and not the workers themselves: a run goes on with more or fewer of them.
+        cut = unit_bytes_for(available.memory_limit, available.threads, page_bytes_of(infos, 2 + layout.width))
+        run = _digest_run(options, repr(layout), cut, _fingerprint(source, listed))
         job = Job(
             split=split,
             horizon=horizon,

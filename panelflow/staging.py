@@ -6,11 +6,12 @@
       lease.json     who is writing: host, process, last heartbeat
       lock           held by the kernel for the writer on this host
       run            digest of options and source; another digest starts afresh
-      spool/         a data frame source, written down once
-      units/         scratch files
-      groups/        scratch files of a second pass, where there is one
-      shards/        one note for each finished shard
-      dataset/       the dataset, renamed to sp500.zarr when it is whole
+      0f3a.../       named by the run, so that a late task of an earlier one finds its folder gone
+        spool/       a data frame source, written down once
+        units/       scratch files
+        groups/      scratch files of a second pass, where there is one
+        shards/      one note for each finished shard
+        dataset/     the dataset, renamed to sp500.zarr when it is whole
 
 On storage that cannot rename, the dataset is written in place and the manifest, its last file, is the commit.
 """
@@ -32,6 +33,8 @@ from panelflow.errors import DatasetExistsError, DatasetNotFoundError, OptionErr
 from panelflow.files import Folder, reaching
 from panelflow.format import read_manifest
 from panelflow.lease import Lease, take_lease
+
+_RUN_CHARS = 16  # of a run's digest, in the names of its folders
 
 
 @dataclass(frozen=True)
@@ -128,23 +131,24 @@ def _check_replaceable(output: Folder, overwrite: bool) -> None:
 
 
 def _folders_of(output: Folder, root: Folder, scratch: Folder | None, run: str, lease: Lease) -> Staging:
-    own = root if scratch is None else scratch.sub(_scratch_name(output, run))
-    return Staging(output, root, own, root.sub("dataset") if output.is_local else output, lease)
+    inside = root.sub(run[:_RUN_CHARS])
+    own = inside if scratch is None else scratch.sub(_scratch_name(output, run))
+    return Staging(output, root, own, inside.sub("dataset") if output.is_local else output, lease)
 
 
 def _scratch_name(output: Folder, run: str) -> str:
     """Two outputs may share a scratch folder."""
-    return f"panelflow-{hashlib.sha256(output.path().encode()).hexdigest()[:8]}-{run[:16]}"
+    return f"panelflow-{hashlib.sha256(output.path().encode()).hexdigest()[:8]}-{run[:_RUN_CHARS]}"
 
 
 def _prepare_folders(staging: Staging, scratch: Folder | None, run: str, resume: bool) -> None:
     root = staging.root
     before = root.read("run").decode() if root.exists("run") else ""
     if before != run or not resume:
-        for name in ("spool", "units", "groups", "shards"):
-            staging.scratch.remove(name)
-        if before and scratch is not None:
-            scratch.remove(_scratch_name(staging.output, before))
+        for old in {before, run} - {""}:
+            root.remove(old[:_RUN_CHARS])
+            if scratch is not None:
+                scratch.remove(_scratch_name(staging.output, old))
         staging.dataset.remove()
         root.write("run", [run.encode()])
     staging.scratch.make()
@@ -153,7 +157,7 @@ def _prepare_folders(staging: Staging, scratch: Folder | None, run: str, resume:
 
 def _remove(staging: Staging) -> None:
     """Remove both folders at once for whoever still writes there: a name that is gone cannot be written to."""
-    if staging.scratch != staging.root:
+    if not str(staging.scratch.url).startswith(f"{str(staging.root.url).rstrip('/')}/"):
         staging.scratch.remove()
     if not staging.root.is_local:
         staging.root.remove()

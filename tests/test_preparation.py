@@ -602,7 +602,7 @@ def test_a_killed_run_continues_and_ends_with_the_same_bytes(
                 prepare(parquet, output=output)
         with pytest.raises(pf.DatasetNotFoundError):
             pf.open(output)
-    shard = next((tmp_path / ".out.zarr.partial" / "dataset").glob("train/features/c/0/0"))
+    shard = next((tmp_path / ".out.zarr.partial").glob("*/dataset/train/features/c/0/0"))
     shard.write_bytes(shard.read_bytes()[:100])  # torn by a crash: to be written again
     done = prepare(parquet, output=output)
     assert_same(done, unweighted)
@@ -610,6 +610,28 @@ def test_a_killed_run_continues_and_ends_with_the_same_bytes(
     assert provenance["reused_units"] == provenance["units"] > 3
     assert provenance["reused_shards"] == sum(map(len, done.manifest["content"]["shards"].values())) - 1
     assert [path.name for path in tmp_path.iterdir()] == ["out.zarr"]
+
+
+def test_a_run_goes_on_with_another_number_of_workers(parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr("panelflow.shuffle.gather_shards", stop_here)
+        with pytest.raises(KeyboardInterrupt):
+            pf.prepare(parquet, tmp_path / "out.zarr", workers=2, **OPTIONS)
+    provenance = pf.prepare(parquet, tmp_path / "out.zarr", workers=1, **OPTIONS).manifest["provenance"]
+    assert provenance["reused_units"] == provenance["units"]
+
+
+def test_every_bit_of_a_nan_arrives_from_frames_too(prepare: Prepare, tmp_path: Path) -> None:
+    panel = PANEL.copy()
+    bits = np.where(np.arange(len(panel)) % 2, 0x7FC12345, 0xFFC00000).astype(np.uint32)
+    panel["f0"] = bits.view(np.float32)
+    table = pa.Table.from_pandas(panel, preserve_index=False)
+    table = table.set_column(table.column_names.index("f0"), "f0", pa.array(panel["f0"].to_numpy(), from_pandas=False))
+    pq.write_table(table, tmp_path / "panel.parquet")
+    from_frame = prepare(panel)
+    assert_same(from_frame, prepare(tmp_path / "panel.parquet", output=tmp_path / "file.zarr"))
+    found = from_frame["train"].features[:, from_frame.features.index("f0")].view(np.uint32)
+    assert set(found.tolist()) == {0x7FC12345, 0xFFC00000}
 
 
 def stop_here(*_: Any, **__: Any) -> Any:
@@ -713,15 +735,15 @@ def test_torn_and_altered_pieces_are_made_again(
         patch.setattr("panelflow.shuffle.write_manifest", stop_here)
         prepare(parquet, output=output)
     if damage == "torn unit":
-        unit = next(partial.glob("units/*.rows"))
+        unit = next(partial.glob("*/units/*.rows"))
         unit.write_bytes(unit.read_bytes()[:-100])
     elif damage == "torn note":
-        note = next(partial.glob("shards/*.json"))
+        note = next(partial.glob("*/shards/*.json"))
         note.write_bytes(note.read_bytes()[:50])
     else:
-        shard = partial / "dataset" / "train" / "features" / "c" / "0" / "0"
+        shard = next(partial.glob("*/dataset")) / "train" / "features" / "c" / "0" / "0"
         shard.write_bytes(bytes(shard.stat().st_size))
-    (partial / "dataset" / "train" / "stray.tmp").touch()
+    (next(partial.glob("*/dataset")) / "train" / "stray.tmp").touch()
     assert_same(prepare(parquet, output=output), unweighted)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
@@ -9,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -161,3 +164,53 @@ def test_two_folders_change_places_in_one_step(tmp_path: Path) -> None:
         (tmp_path / name / name).touch()
     _exchange(str(tmp_path / "new"), str(tmp_path / "old"))
     assert (tmp_path / "old" / "new").exists()
+
+
+def test_a_late_task_of_another_run_finds_its_folder_gone(tmp_path: Path) -> None:
+    """It stood still through the interruption of its run, and writes while the next one is under way."""
+    output = Folder(str(tmp_path / "out.zarr"))
+    with contextlib.suppress(KeyboardInterrupt), stage(output, None, "a" * 64, False) as first:
+        first.scratch.sub("units").make()
+        raise KeyboardInterrupt
+    with stage(output, None, "b" * 64, False) as second:
+        second.scratch.sub("units").make()
+        for late in (first.scratch.sub("units"), first.dataset):
+            with pytest.raises((pf.StorageError, FileNotFoundError)):
+                late.write("0", [b"values of the first run"])
+        assert not second.scratch.exists("units/0")
+
+
+def test_a_full_disk_while_the_lease_is_taken_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = Folder(str(tmp_path / "out.zarr"))
+
+    def refuse(*_: Any) -> None:
+        raise pf.StorageError("no space")
+
+    with monkeypatch.context() as full:
+        full.setattr(Folder, "write", refuse)
+        with pytest.raises(pf.StorageError), stage(output, None, "a" * 64, False):
+            pass
+    with stage(output, None, "a" * 64, False):
+        pass
+
+
+def test_a_heartbeat_outlives_an_error_of_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("panelflow.lease._HEARTBEAT_SECONDS", 0.02)
+    failing = threading.Event()
+    read = Folder.read
+
+    def stale(self: Folder, *args: Any) -> bytes:
+        if failing.is_set():
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read(self, *args)
+
+    monkeypatch.setattr(Folder, "read", stale)
+    with stage(Folder(str(tmp_path / "out.zarr")), None, "a" * 64, False) as staging:
+        failing.set()
+        time.sleep(0.1)
+        failing.clear()
+        before = json.loads(staging.root.read("lease.json"))["beat"]
+        deadline = time.monotonic() + 10
+        while json.loads(staging.root.read("lease.json"))["beat"] == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
