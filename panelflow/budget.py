@@ -16,6 +16,8 @@ BASE_BYTES = 240 * MiB
 """What a worker process holds beside rows: Python, Dask, Arrow, pandas, and the gaps between blocks on its heap."""
 KEY_BYTES = 64
 """Bytes that sorting takes for each row: codes, dates, hash, order and its inverse."""
+_ROUTED_BYTES = 96
+"""Bytes that scatter takes for each row beside its values: codes, dates, hashes, buckets, order and destination."""
 _PAGE_BYTES, _COLUMN_BYTES = 2 * MiB, 48 * 1024
 """What a reader of a Parquet column holds beside its result: a page and a dictionary, at most, and its own state."""
 _SHARE = 0.8
@@ -48,7 +50,8 @@ class Budget:
 def make_budget(layout: Layout, unit_bytes: int, page_bytes: int, threads: int, memory_limit: int | None) -> Budget:
     """The memory formula.
 
-    * scatter: a unit as Arrow table, as text or text columns, and grouped by bucket, beside the pages of all columns;
+    * scatter: a unit as Arrow table, as text or text columns, and grouped by bucket, with what places its rows, beside the pages
+      of all columns; a slice of the second pass takes less;
     * count: the keys of a bucket, where duplicates are kept;
     * gather: the rows of a shard, those of a unit that holds some of them, and the keys around it.
 
@@ -61,7 +64,7 @@ def make_budget(layout: Layout, unit_bytes: int, page_bytes: int, threads: int, 
     """
     bucket_rows, shard_rows = layout.bucket_rows, layout.shard_rows
     return Budget(
-        scatter=3 * unit_bytes + page_bytes,
+        scatter=int(_scatter_growth(2 + layout.width) * unit_bytes) + page_bytes,
         count=2 * bucket_rows * KEY_BYTES,
         gather=shard_rows * layout.row_bytes + unit_bytes + (shard_rows + 2 * bucket_rows) * KEY_BYTES + _WRITE_BYTES,
         threads=threads,
@@ -75,12 +78,22 @@ def page_bytes_of(infos: Sequence[FileInfo], num_columns: int) -> int:
     return num_columns * (min(8 * rows, _PAGE_BYTES) + _COLUMN_BYTES) if rows else 0
 
 
-def unit_bytes_for(memory_limit: int | None, threads: int, page_bytes: int = 0) -> int:
-    """Decoded bytes of an input unit that leave room for three copies per thread, between 1 and 64 MiB."""
+def row_bytes_of(num_columns: int) -> int:
+    """Decoded bytes of a row, at eight for each value."""
+    return 8 * num_columns
+
+
+def _scatter_growth(num_columns: int) -> float:
+    """Bytes that scatter takes for each decoded byte of a unit: three copies, and what places the rows."""
+    return 3 + _ROUTED_BYTES / row_bytes_of(num_columns)
+
+
+def unit_bytes_for(memory_limit: int | None, threads: int, num_columns: int, page_bytes: int = 0) -> int:
+    """Decoded bytes of an input unit that leave room for scatter in each thread, between 1 and 64 MiB."""
     if memory_limit is None:
         return 64 * MiB
     room = (int(memory_limit * _SHARE) - BASE_BYTES - spare_bytes(memory_limit)) // threads - page_bytes
-    return int(np.clip(room // 3, MiB, 64 * MiB))
+    return int(np.clip(room / _scatter_growth(num_columns), MiB, 64 * MiB))
 
 
 def spare_bytes(memory_limit: int | None) -> int:

@@ -13,6 +13,7 @@ import pandas as pd
 from distributed import Future
 
 from panelflow import gather, p2p, scatter
+from panelflow.budget import row_bytes_of
 from panelflow.count import SHOWN_DUPLICATES, BucketCount, count_distinct, count_written
 from panelflow.errors import DuplicateKeysError
 from panelflow.gather import ShardSummary
@@ -53,7 +54,7 @@ def _regroup(tasks: Tasks, plan: Plan, plan_future: Future, summaries: Sequence[
     scratch = tasks.staging.scratch
     if len(plan.groups) <= 2:
         return ScratchReader(scratch, UNITS, range(len(summaries)), len(plan.buckets.split), plan.layout)
-    slices = make_slices(summaries, plan.layout.row_bytes, unit_bytes)
+    slices = make_slices(summaries, row_bytes_of(2 + plan.layout.width), unit_bytes)
     arguments = [(part, plan_future, scratch, tasks.job.run) for part in slices]
     measure = lambda summary: (summary.rows, summary.nbytes)  # noqa: E731
     tasks.run("regroup", regroup_slice, arguments, measure, sum(sum(summary.written) for summary in summaries))

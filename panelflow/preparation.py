@@ -184,8 +184,9 @@ def prepare(
         columns = select_columns(infos, **roles)  # type: ignore[arg-type]  # the roles are spelled once, above
         layout = make_layout(columns, dtype, chunk_rows, _parse_bytes(shard_bytes))
         options = [roles, template, repr(split), horizon, embargo, int(seed), repr(rules), orders, exchange, compression]
+        num_columns = 2 + layout.width
         # How the source is cut, and not the workers themselves: a run goes on with more or fewer of them.
-        cut = unit_bytes_for(available.memory_limit, available.threads, page_bytes_of(infos, 2 + layout.width))
+        cut = unit_bytes_for(available.memory_limit, available.threads, num_columns, page_bytes_of(infos, num_columns))
         run = _digest_run(options, repr(layout), cut, _fingerprint(source, listed))
         job = Job(
             split=split,

@@ -27,11 +27,13 @@ def scatter_units(units: Sequence[Unit], plan: Plan, scratch: Folder, run: str, 
     done = [read_summary(scratch, run, UNITS, unit.index, num_buckets, plan.layout) for unit in units]
     if all(done):
         return [summary for summary in done if summary is not None]
-    summaries = []
-    for unit, before, (routed, summary) in zip(units, done, route_units(units, plan, options), strict=True):
+    summaries, routing = [], route_units(units, plan, options)
+    for unit, before in zip(units, done, strict=True):
+        routed, summary = next(routing)
         if before is None:
             write_unit(scratch, run, unit.index, routed, num_buckets=num_buckets, layout=plan.layout, summary=summary)
         summaries.append(before or summary)
+        del routed  # before the next unit is read
     return summaries
 
 
@@ -52,6 +54,7 @@ def route_units(units: Sequence[Unit], plan: Plan, options: dict[str, Any]) -> I
         summary = add_summaries([summary for _, summary in parts])
         groups = np.bincount(np.searchsorted(plan.groups, joined.buckets, "right") - 1, minlength=len(plan.groups) - 1)
         yield joined, replace(summary, groups=groups.tolist(), nbytes=len(joined) * plan.layout.row_bytes)
+        del parts, joined  # before the next unit is read
 
 
 def _join(parts: Sequence[Routed]) -> Routed:

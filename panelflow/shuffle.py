@@ -53,7 +53,7 @@ def shuffle(
     """
     started = time.time()
     page_bytes = page_bytes_of(infos, 2 + layout.width)
-    unit_bytes = unit_bytes_for(workers.memory_limit, workers.threads, page_bytes)
+    unit_bytes = unit_bytes_for(workers.memory_limit, workers.threads, 2 + layout.width, page_bytes)
     units = make_units(infos, columns, unit_bytes)
     budget = make_budget(layout, largest_of(units), page_bytes, workers.threads, workers.memory_limit)
     check_budget(budget, workers.memory_limit)
@@ -64,7 +64,7 @@ def shuffle(
         plan = _plan(scan, columns, layout, job, len(units))
         plan_future = client.submit(_same, plan, key=tasks.key("plan"), pure=False)
         tasks.held.append(plan_future)
-        summaries, reader_of = move_rows(tasks, units, plan, plan_future, scan.rows, unit_bytes)
+        summaries, reader_of = move_rows(tasks, units, plan, plan_future, scan.rows, largest_of(units))
         counts = count_rows(tasks, plan, plan_future, reader_of)
         rows = np.array([count.rows for count in counts], dtype=np.int64)
         shards = make_shards(plan.buckets, rows, len(plan.orders), layout.shard_rows)

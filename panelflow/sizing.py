@@ -122,7 +122,7 @@ def estimate(
     layout = make_layout(columns, dtype, chunk_rows, int(parse_bytes(shard_bytes)))
     count, limit = _cluster(workers, threads_per_worker, memory_limit)
     page_bytes = page_bytes_of(infos, 2 + layout.width)
-    units = make_units(infos, columns, unit_bytes_for(limit, threads_per_worker, page_bytes))
+    units = make_units(infos, columns, unit_bytes_for(limit, threads_per_worker, 2 + layout.width, page_bytes))
     budget = make_budget(layout, largest_of(units), page_bytes, threads_per_worker, limit)
     check_budget(budget, limit)
     return _estimate(
@@ -172,7 +172,7 @@ def estimate_size(
     columns = Columns("entity", "date", *names, None)
     layout = make_layout(columns, dtype, chunk_rows, int(parse_bytes(shard_bytes)))
     count, limit = _cluster(workers, threads_per_worker, memory_limit)
-    unit_bytes = unit_bytes_for(limit, threads_per_worker)
+    unit_bytes = unit_bytes_for(limit, threads_per_worker, 2 + layout.width)
     budget = make_budget(layout, unit_bytes, 0, threads_per_worker, limit)
     check_budget(budget, limit)
     units = -(-rows * row_bytes_of(columns) // unit_bytes)

@@ -76,9 +76,10 @@ def test_shards_tile_their_split(rows: list[list[int]], shard_rows: int) -> None
 
 def test_memory_does_not_know_the_number_of_rows_and_is_refused_with_numbers() -> None:
     layout = make_layout(columns(32), "float32", None, 64 * MiB)
-    budget = make_budget(layout, unit_bytes_for(2 * 2**30, 1), 0, 1, 2 * 2**30)
+    budget = make_budget(layout, unit_bytes_for(2 * 2**30, 1, 2 + layout.width), 0, 1, 2 * 2**30)
     assert budget.worker < 2**30
-    assert unit_bytes_for(2**30, 4) < unit_bytes_for(4 * 2**30, 1) <= 64 * MiB
+    assert unit_bytes_for(2**30, 4, 35) < unit_bytes_for(4 * 2**30, 1, 35) <= 64 * MiB
+    assert unit_bytes_for(2**30, 4, 4) < unit_bytes_for(2**30, 4, 35)
     check_budget(budget, None)
     check_budget(budget, budget.worker)
     with pytest.raises(pf.MemoryBudgetError, match=rf"memory_limit={budget.worker - 1}"):
