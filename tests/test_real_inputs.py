@@ -173,7 +173,7 @@ def test_fifty_passes_leave_memory_descriptors_and_threads_flat(tmp_path: Path) 
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         memory, descriptors, threads = zip(*pool.submit(watch_passes, tmp_path).result(), strict=True)
     assert len(set(descriptors)) == 1
-    assert len(set(threads)) == 1
+    assert max(threads) - threads[0] <= pa.cpu_count() + pa.io_thread_count() < 40  # Arrow starts its pools' threads one by one
     assert memory[-1] - memory[0] < 16 * 2**20
 
 
