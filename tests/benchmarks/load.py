@@ -4,8 +4,7 @@
 
 12.6 million rows of 32 float32 features and a target, one training split, its pages warm. All runners take turns; the yardstick
 is a gather of a permutation of the whole dataset in memory, batch by batch, which is what the fastest loader written by hand does
-where the data fits. ``peers.py`` measures other loaders against the same yardstick. Nothing is asserted here; the figures are for
-docs/benchmarks.md.
+where the data fits. Nothing is asserted here; the figures are for docs/benchmarks.md.
 """
 
 from __future__ import annotations
