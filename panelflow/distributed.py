@@ -151,7 +151,7 @@ def launch(function: Callable[..., Any], nproc: int = 1, args: Sequence[Any] = (
         Path(folder, "job.pkl").write_bytes(cloudpickle.dumps(job))
         ranks = [_start_rank(rank, nproc, folder) for rank in range(nproc)]
         try:
-            with _pass_on_sigterm(ranks):
+            with on_sigterm(lambda: _pass_on_sigterm(ranks)):
                 _wait_for_ranks(ranks, folder)
         finally:
             _stop(ranks)
@@ -185,21 +185,22 @@ def _start_rank(rank: int, nproc: int, folder: str) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def _pass_on_sigterm(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Ranks are to stop after a step and save; this process waits for them and then stops as well."""
+def on_sigterm(act: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM do ``act`` and nothing else; the handler that was there comes back."""
     if threading.current_thread() is not threading.main_thread():  # Python handles signals there alone
         yield
         return
-
-    def pass_on(*_: Any) -> None:
-        for rank in ranks:
-            rank.send_signal(signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, pass_on)
+    before = signal.signal(signal.SIGTERM, lambda *_: act())
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _pass_on_sigterm(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ranks are to stop after a step and save; this process waits for them and then stops as well."""
+    for rank in ranks:
+        rank.send_signal(signal.SIGTERM)
 
 
 def _wait_for_ranks(ranks: Sequence[subprocess.Popen[bytes]], folder: str) -> None:

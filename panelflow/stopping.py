@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from panelflow.distributed import Place, gather_objects
+from panelflow.distributed import Place, gather_objects, on_sigterm
 from panelflow.errors import NonFiniteLossError
 from panelflow.loader import Loader
 
@@ -29,19 +27,17 @@ class Request:
 
     received = False
 
+    def receive(self) -> None:
+        """Note the request."""
+        self.received = True
+
 
 @contextlib.contextmanager
 def heed_sigterm() -> Iterator[Request]:
-    """Turn SIGTERM into a flag, for the step under way to be finished first; the handler that was there comes back."""
+    """Turn SIGTERM into a flag, for the step under way to be finished first."""
     request = Request()
-    if threading.current_thread() is not threading.main_thread():  # Python handles signals there alone
+    with on_sigterm(request.receive):
         yield request
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: setattr(request, "received", True))
-    try:
-        yield request
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def write_status(folder: str | os.PathLike[str] | None, place: Place, status: str, **figures: Any) -> None:
